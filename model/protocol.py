@@ -69,7 +69,9 @@ class Resume(Struct, frozen=True, omit_defaults=True):
     `tail` are the ids of the stream (prompt then output) at positions `tail_start` onward, up to the
     last delivered token; `tail_start` is len(prompt) unless older ids were dropped under retention, in
     which case `Submit.prompt` holds only the ids still known and `prompt_length` the true length.
-    `counts` are how often each output token occurred, for penalties whose ids are gone.
+    `counts` are how often each output token occurred, for penalties whose ids are gone. `head` are the
+    output ids among the stream's first `sink_tokens` positions, where the prompt is shorter than that
+    and older output ids were dropped; else it is empty.
     """
 
     choice: int
@@ -78,6 +80,7 @@ class Resume(Struct, frozen=True, omit_defaults=True):
     tail_start: int
     counts: tuple[tuple[int, int], ...] = ()
     finished: bool = False
+    head: tuple[int, ...] = ()
 
 
 class Submit(Struct, frozen=True, tag="submit", omit_defaults=True):
