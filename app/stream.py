@@ -1,0 +1,348 @@
+"""One open request: its attempts on workers become one unbroken stream of deltas.
+
+Knows what was asked for, what was delivered, and how to go on after a worker's death; does not know which
+workers there are or how requests are admitted. One consumer; leaving early cancels what still runs.
+"""
+
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from app.choice import HEARTBEAT, Choice, Delta, OutOfOrder
+from app.text.tokenizer import Tokenizer
+from app.worker_client import Ended, Event, Inbox, Lost, Pulse
+from model.protocol import (
+    Accepted,
+    Failed,
+    Rejected,
+    Retention,
+    Row,
+    SamplingParams,
+    Submit,
+    TokenLogprob,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What a route asks for. `timeout`: seconds for the whole request. `watch`: send KV blocks with the deltas."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    retention: Retention
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    salt: str = ""
+    priority: int = 0
+    timeout: float | None = None
+    watch: bool = False
+    skip_special_tokens: bool = True
+    traceparent: str = ""
+
+
+class Refused(Exception):
+    """No stream begins: `status` 400 (with `param`), 429 or 503 (with `retry_after` in seconds)."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+
+
+class Broken(Exception):
+    """The stream ends early by a fault or a limit; `status` serves an answer of which nothing was sent yet."""
+
+    def __init__(self, message: str, code: str = "internal_error", status: int = 500) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceUsage:
+    """Tokens of one choice: delivered, and evicted from its cache."""
+
+    completion_tokens: int
+    tokens_evicted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a request so far; completion tokens count up to the token that completes a stop."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    tokens_evicted: int
+    choices: tuple[ChoiceUsage, ...]
+
+
+class Timings:
+    """When things happened to one request: `time.monotonic` seconds, 0.0 until known."""
+
+    __slots__ = ("ended", "first_token", "last_token", "opened", "prefill_seconds", "queue_seconds")
+
+    def __init__(self) -> None:
+        self.opened = time.monotonic()
+        self.first_token = 0.0
+        self.last_token = 0.0
+        self.ended = 0.0
+        self.queue_seconds = 0.0
+        self.prefill_seconds = 0.0
+
+
+class Observer(Protocol):
+    """What the service tells whoever counts."""
+
+    def token_gap(self, seconds: float) -> None: ...
+    def first_token(self, seconds: float) -> None: ...
+    def resumed(self) -> None: ...
+    def poisoned(self) -> None: ...
+    def finished(self, generation: Generation, usage: Usage, timings: Timings, reason: str) -> None: ...
+
+
+_REJECTION_STATUS = {"queue_full": 429, "queue_tokens": 429, "draining": 503, "queue_timeout": 503}
+
+
+class Stream:
+    """An async iterator of `Delta`; see `usage` and `prompt_logprobs` at any time."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        tokenizer: Tokenizer,
+        layer_windows: tuple[int, ...],
+        inbox: Inbox,
+        place: Callable[[Submit, Inbox], None],
+        observer: Observer,
+        queue_timeout: float | None = None,
+        resume: bool = True,
+    ) -> None:
+        """`place` hands a Submit to some worker, now or as soon as there is one."""
+        self.timings = Timings()
+        self.prompt_logprobs: list[TokenLogprob] = []
+        self.cached_tokens = 0
+        self.last_delta = self.timings.opened
+        self.refused = False
+        self.inbox = inbox
+        self._generation = generation
+        self._place = place
+        self._observer = observer
+        self._resume = resume
+        self._choices = [Choice(n, generation, tokenizer, layer_windows) for n in range(generation.n)]
+        self._open = generation.n
+        self._pending: deque[Delta] = deque()
+        self._strikes = 0
+        self._gained = False
+        self._broken: Broken | None = None
+        self._submit = Submit(
+            request=generation.request_id,
+            attempt=1,
+            prompt=generation.prompt_ids,
+            params=generation.params,
+            retention=generation.retention,
+            n=generation.n,
+            salt=generation.salt,
+            priority=generation.priority,
+            queue_timeout=queue_timeout,
+            prompt_length=len(generation.prompt_ids),
+            watch=generation.watch,
+            traceparent=generation.traceparent,
+        )
+
+    @property
+    def request_id(self) -> str:
+        return self._generation.request_id
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self._generation.prompt_ids)
+
+    @property
+    def waiting(self) -> bool:
+        """No step has worked on the request yet."""
+        return not self.inbox.started
+
+    @property
+    def usage(self) -> Usage:
+        choices = tuple(ChoiceUsage(c.num_output_tokens, c.evicted) for c in self._choices)
+        return Usage(
+            prompt_tokens=len(self._generation.prompt_ids),
+            completion_tokens=sum(c.completion_tokens for c in choices),
+            cached_tokens=self.cached_tokens,
+            tokens_evicted=sum(c.tokens_evicted for c in choices),
+            choices=choices,
+        )
+
+    async def start(self) -> None:
+        """Submit and wait until a worker has accepted the request. Raises Refused when none does."""
+        self._place(self._submit, self.inbox)
+        while True:
+            for event in await self.inbox.take():
+                if isinstance(event, Accepted):
+                    return
+                if isinstance(event, Rejected):
+                    status = _REJECTION_STATUS.get(event.reason, 400)
+                    retry = None if status == 400 else 1
+                    raise Refused(status, event.message, event.param, event.reason, retry)
+                if isinstance(event, Ended):
+                    raise Refused(event.status, event.message, code=event.code)
+                try:
+                    self._handle(event)
+                except Broken as broken:
+                    raise Refused(503, broken.message, code=broken.code, retry_after=1) from broken
+                if isinstance(event, Row):  # it ran: as good as accepted
+                    return
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self
+
+    async def __anext__(self) -> Delta:
+        """The next delta. Raises Broken when the stream cannot go on."""
+        while not self._pending:
+            if self._broken is not None:
+                raise self._broken
+            if not self._open:
+                raise StopAsyncIteration
+            for event in await self.inbox.take():
+                try:
+                    self._handle(event)
+                except Broken as broken:
+                    self._broken = broken
+                    break
+        self.last_delta = time.monotonic()
+        return self._pending.popleft()
+
+    def close(self) -> None:
+        """Cancel what still runs, and count the request; only the first call counts."""
+        if self.timings.ended:
+            return
+        self.timings.ended = time.monotonic()
+        self.inbox.closed = True
+        client = self.inbox.client
+        if client is not None:
+            if self._open:
+                client.cancel(self.request_id)
+            client.forget(self.request_id)
+        if not self.refused:
+            self._observer.finished(self._generation, self.usage, self.timings, self._reason())
+
+    def _reason(self) -> str:
+        if self._broken is not None:
+            return "error"
+        if self._open:
+            return "abort"
+        reasons = {choice.finish_reason for choice in self._choices}
+        return next(reason for reason in ("abort", "length", "stop") if reason in reasons)
+
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, Row):
+            self._row(event)
+        elif isinstance(event, Lost):
+            self._lost(event)
+        elif isinstance(event, Pulse):
+            self._pending.append(HEARTBEAT)
+        elif isinstance(event, Ended):
+            raise Broken(event.message, event.code, event.status)
+        elif isinstance(event, Failed):
+            raise Broken(event.message)
+        elif isinstance(event, Rejected):
+            raise Broken(f"the stream could not be taken up again: {event.message}", "resume_refused", 503)
+
+    def _row(self, row: Row) -> None:
+        self.prompt_logprobs.extend(row.prompt_logprobs)
+        choice = self._choices[row.choice]
+        if choice.finished:
+            return
+        first = not choice.num_output_tokens
+        try:
+            delta = choice.push(row)
+        except OutOfOrder as error:
+            raise Broken(f"the worker lost its place: {error}") from error
+        if delta.tokens:
+            self._time_tokens(choice, row, first)
+        if choice.finished:
+            self._open -= 1
+            if not row.finish and self.inbox.client is not None:
+                self.inbox.client.cancel(self.request_id, row.choice)
+        if self._pending and delta.choice == self._pending[-1].choice:
+            delta = _joined(self._pending.pop(), delta)
+        if delta.tokens or delta.text or delta.finish_reason or delta.blocks:
+            self._pending.append(delta)
+
+    def _time_tokens(self, choice: Choice, row: Row, first: bool) -> None:
+        now = time.monotonic()
+        timings = self.timings
+        if first:
+            self.cached_tokens = max(self.cached_tokens, row.cached_tokens)
+        if not timings.first_token:
+            timings.first_token = now
+            timings.queue_seconds = row.queue_seconds
+            timings.prefill_seconds = row.prefill_seconds
+            self._observer.first_token(now - timings.opened)
+        elif not first:
+            self._observer.token_gap(now - choice.last_token)
+        choice.last_token = timings.last_token = now
+        self._gained = True
+        self._strikes = 0
+
+    def _lost(self, lost: Lost) -> None:
+        """Go on elsewhere, unless the request itself seems to kill workers."""
+        if not self._open:
+            return
+        if lost.final:
+            raise Broken("the worker died and could not be started again; its log says why", "worker_lost", 503)
+        if lost.in_step and not self._gained:
+            self._strikes += 1
+            if self._strikes > 1:
+                self._observer.poisoned()
+                raise Broken("this request ended two workers in a row, the second one alone; it is not tried again")
+        if not self._resume:
+            raise Broken("the worker died while it served this request; send it again", "worker_lost", 503)
+        self._gained = False
+        params = self._submit.params
+        begun = any(choice.num_output_tokens for choice in self._choices)
+        if params.prompt_logprobs is not None and not begun:
+            self.prompt_logprobs.clear()
+        elif begun:
+            params = replace(params, prompt_logprobs=None)
+        self._submit = replace(
+            self._submit,
+            attempt=self._submit.attempt + 1,
+            params=params,
+            resume=tuple(choice.ledger.resume() for choice in self._choices) if begun else (),
+            alone=self._strikes > 0,
+            queue_timeout=None,
+        )
+        self._observer.resumed()
+        self._place(self._submit, self.inbox)
+
+
+def _joined(before: Delta, after: Delta) -> Delta:
+    """Two deltas of one choice that the consumer takes in one go."""
+    return Delta(
+        before.choice,
+        before.text + after.text,
+        before.tokens + after.tokens,
+        after.finish_reason,
+        after.stop_reason,
+        after.blocks or before.blocks,
+        after.evicted,
+    )

@@ -1,0 +1,216 @@
+"""One life of one worker, seen from the front end: its messages go to the inboxes of the requests it runs.
+
+Knows ids, attempts and when the worker was last heard; knows no text and no process. When the connection
+ends, every request still open gets a `Lost`, which says whether it was in the step in flight.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from model.protocol import (
+    Accepted,
+    Beat,
+    Begin,
+    Cancel,
+    Drain,
+    Failed,
+    Ready,
+    Rejected,
+    Row,
+    Stats,
+    Step,
+    Submit,
+    Up,
+)
+from model.wire import AsyncConnection, ConnectionClosed
+
+NO_STATS = Stats()
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The worker died. `in_step`: the request was in the step in flight; `final`: no worker will come back."""
+
+    in_step: bool
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The front end itself ends the stream: a deadline, a drain, a reader that is too slow."""
+
+    code: str
+    status: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """Nothing happened for a while: time to show the client that the stream lives."""
+
+
+Event = Accepted | Rejected | Failed | Row | Lost | Ended | Pulse
+
+
+class Inbox:
+    """What arrived for one request and was not taken yet. One consumer; it takes everything at once.
+
+    `limit` bounds the tokens held for a consumer that does not come; over it the rest is dropped and an
+    `Ended("slow_reader")` stands last, so memory is bounded whatever the client does.
+    """
+
+    __slots__ = ("_events", "_limit", "_tokens", "_waiter", "attempt", "client", "closed", "overflowed", "started")
+
+    def __init__(self, limit: int) -> None:
+        self._events: list[Event] = []
+        self._limit = limit
+        self._tokens = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self.attempt = 0
+        self.client: WorkerClient | None = None
+        self.closed = False
+        self.overflowed = False
+        self.started = False
+
+    def put(self, event: Event) -> None:
+        """Hold one event and wake the consumer."""
+        if self.overflowed:
+            return
+        if type(event) is Row:
+            self._tokens += len(event.tokens) + len(event.prompt_logprobs)
+            if self._tokens > self._limit:
+                self.overflowed = True
+                event = Ended(
+                    "slow_reader", 503, f"the client let {self._limit} tokens pile up unread; reading stopped"
+                )
+        self._events.append(event)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    @property
+    def empty(self) -> bool:
+        """The consumer has taken everything."""
+        return not self._events
+
+    async def take(self) -> list[Event]:
+        """Everything that has arrived, waiting for the first."""
+        while not self._events:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        events, self._events, self._tokens = self._events, [], 0
+        return events
+
+
+class WorkerClient:
+    """One connected worker. `run` pumps its messages until it dies; the rest may be called at any time."""
+
+    def __init__(
+        self,
+        slot: int,
+        connection: AsyncConnection,
+        ready: Ready,
+        on_step: Callable[[int, Step, Stats], None],
+    ) -> None:
+        """`on_step(slot, step, stats before)` sees each step once, after its rows were handed out."""
+        self.slot = slot
+        self.ready = ready
+        self.stats = NO_STATS
+        self.last_heard = time.monotonic()
+        self.step_seconds = 0.0
+        self.median_step_seconds = 0.0
+        self._connection = connection
+        self._on_step = on_step
+        self._inboxes: dict[str, Inbox] = {}
+        self._in_step: frozenset[str] = frozenset()
+        self._lost = False
+
+    @property
+    def load(self) -> int:
+        """How many requests are open here."""
+        return len(self._inboxes)
+
+    @property
+    def alive(self) -> bool:
+        return not self._lost
+
+    def submit(self, submit: Submit, inbox: Inbox) -> None:
+        """Send a request; its events arrive in `inbox` from now on."""
+        inbox.attempt = submit.attempt
+        inbox.client = self
+        self._inboxes[submit.request] = inbox
+        try:
+            self._connection.send(submit)
+        except ConnectionClosed:
+            self._lose(submit.request, inbox)
+
+    def cancel(self, request: str, choice: int = -1) -> None:
+        """Stop one choice, or all of them; unknown requests are ignored."""
+        if request in self._inboxes and self.alive:
+            try:
+                self._connection.send(Cancel(request, choice))
+            except ConnectionClosed:
+                return  # the pump finds out as well and tells everybody
+
+    def forget(self, request: str) -> None:
+        """Nobody listens to this request any more: drop what still comes for it."""
+        self._inboxes.pop(request, None)
+
+    def drain(self) -> None:
+        """Ask the worker to finish what runs and to end."""
+        try:
+            self._connection.send(Drain())
+        except ConnectionClosed:
+            return
+
+    def close(self) -> None:
+        self._connection.close()
+
+    async def run(self) -> None:
+        """Hand out messages until the worker is gone, then tell every open request."""
+        receive = self._connection.receive
+        try:
+            while True:
+                self._handle(await receive())
+        except ConnectionClosed:
+            self._lost = True
+        finally:
+            self._lost = True
+            self._connection.close()
+            for request, inbox in list(self._inboxes.items()):
+                self._lose(request, inbox)
+
+    def _lose(self, request: str, inbox: Inbox) -> None:
+        self._inboxes.pop(request, None)
+        inbox.client = None
+        inbox.put(Lost(in_step=request in self._in_step))
+
+    def _handle(self, message: Up) -> None:
+        self.last_heard = time.monotonic()
+        if type(message) is Step:
+            for row in message.rows:
+                inbox = self._inboxes.get(row.request)
+                if inbox is not None and row.attempt == inbox.attempt:
+                    inbox.started = True
+                    inbox.put(row)
+                    if inbox.overflowed:
+                        self.cancel(row.request)
+            before, self.stats = self.stats, message.stats
+            self._on_step(self.slot, message, before)
+        elif type(message) is Beat:
+            self.step_seconds = message.step_seconds
+            self.median_step_seconds = message.median_step_seconds
+        elif type(message) is Begin:
+            self._in_step = frozenset(message.requests)
+            for request in message.requests:
+                inbox = self._inboxes.get(request)
+                if inbox is not None:
+                    inbox.started = True
+        elif isinstance(message, Accepted | Rejected | Failed):
+            inbox = self._inboxes.get(message.request)
+            if inbox is not None and message.attempt == inbox.attempt:
+                inbox.put(message)
