@@ -13,6 +13,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     `dtype`: "auto" serves quantised weights as they are and others in bfloat16 where kernels exist;
     "float32" dequantises everything. `kernels`: "auto", "cpu" (our C++), or "reference" (torch).
     `num_blocks` 0 sizes the cache from `cache_bytes`; `context` 0 takes the model's own.
+    `cores`: CPUs this worker may run on; empty for all of the machine's.
     `fault_token` is a test hook: a sequence holding this id kills the worker during its step.
     """
 
@@ -23,6 +24,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     dtype: str = "auto"
     kernels: str = "auto"
     threads: int = 0
+    cores: tuple[int, ...] = ()
     block_size: int = 16
     num_blocks: int = 0
     cache_bytes: int = 1 << 30
