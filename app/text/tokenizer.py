@@ -1,0 +1,217 @@
+"""Text to ids and back, from a model folder's tokenizer.json or a GGUF file's metadata.
+
+Knows vocabularies and special tokens; does not know chats, streams or stop strings. The work is done by
+the `tokenizers` library; this file finds the parts and answers questions about single tokens.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+from tokenizers import processors
+
+from app.text import gguf_tokenizer
+from model.gguf_file import CheckpointError, read_gguf_file
+
+
+class TokenizerError(ValueError):
+    """A model's tokenizer cannot be used. The text is one sentence that names the file and the remedy."""
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's spelling of bytes: printable Latin-1 stands for itself, the others for U+0100 onward."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_ALPHABET = _byte_alphabet()
+_SPACE = "\u2581"
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A vocabulary in use. `backend` is the pipeline itself, for streaming decoders."""
+
+    backend: Backend
+    size: int
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+    chat_template: str | None = None
+    special_ids: frozenset[int] = frozenset()
+    byte_level: bool = True
+    _added: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def bos_token(self) -> str:
+        """The bos token's text, "" where there is none."""
+        return "" if self.bos_id is None else self.piece(self.bos_id)
+
+    @property
+    def eos_token(self) -> str:
+        """The first eos token's text, "" where there is none."""
+        return self.piece(self.eos_ids[0]) if self.eos_ids else ""
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        """Ids of `text`; special tokens written in it are found whole. `add_special` adds bos and eos as trained."""
+        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special).ids
+        return ids
+
+    def encode_with_offsets(self, text: str, add_special: bool = True) -> tuple[list[int], list[tuple[int, int]]]:
+        """Ids, and for each where it stands in `text`, in characters; added tokens stand at (0, 0)."""
+        encoding = self.backend.encode(text, add_special_tokens=add_special)
+        return encoding.ids, encoding.offsets
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """Text of `ids`; bytes that are no UTF-8 become U+FFFD."""
+        return str(self.backend.decode(list(ids), skip_special_tokens=skip_special))
+
+    def is_special(self, token: int) -> bool:
+        """Whether the id is a control token, not text."""
+        return token in self.special_ids
+
+    def piece(self, token: int) -> str:
+        """The token as the vocabulary spells it; "" for an id that no token has."""
+        return self.backend.id_to_token(token) or ""
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes the token stands for inside a text; an added token's own text for an added token."""
+        added = self._added.get(token)
+        if added is not None:
+            return added.encode()
+        piece = self.piece(token)
+        if self.byte_level:
+            return b"".join(bytes([_ALPHABET[char]]) if char in _ALPHABET else char.encode() for char in piece)
+        if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+            try:
+                return bytes([int(piece[3:5], 16)])
+            except ValueError:
+                return piece.encode()
+        return piece.replace(_SPACE, " ").encode()
+
+    @cached_property
+    def all_token_bytes(self) -> tuple[bytes, ...]:
+        """`token_bytes` of every id in order (what a grammar or a search for stop strings walks through)."""
+        return tuple(self.token_bytes(token) for token in range(self.size))
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer of a `.gguf` file or of a model folder; raises TokenizerError."""
+    path = Path(path)
+    if path.is_dir():
+        files = sorted(path.glob("*.gguf"))
+        if not files or (path / "tokenizer.json").exists():
+            return _from_folder(path)
+        path = files[0]
+    return _from_gguf(path)
+
+
+def _from_gguf(path: Path) -> Tokenizer:
+    try:
+        metadata = read_gguf_file(path).metadata
+    except CheckpointError as error:
+        raise TokenizerError(str(error)) from error
+    try:
+        backend = gguf_tokenizer.build(metadata)
+    except Exception as error:  # the library raises plain Exceptions for vocabularies that contradict themselves
+        raise TokenizerError(f"{path} has no tokenizer that can be used: {error}; convert the model again.") from error
+    ids = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    template = metadata.get("tokenizer.chat_template")
+    return _assemble(
+        backend,
+        size=len(metadata["tokenizer.ggml.tokens"]),
+        bos_id=metadata.get("tokenizer.ggml.bos_token_id"),
+        eos_ids=tuple(dict.fromkeys(token for token in ids if isinstance(token, int))),
+        chat_template=template if isinstance(template, str) else None,
+    )
+
+
+def _from_folder(folder: Path) -> Tokenizer:
+    file = folder / "tokenizer.json"
+    if not file.exists():
+        raise TokenizerError(
+            f"{folder} has no tokenizer.json; make one with: python -m model.checkpoint.tokenizer_conversion {folder}"
+        )
+    try:
+        backend = Backend.from_file(str(file))
+    except Exception as error:  # the library raises plain Exceptions
+        raise TokenizerError(f"{file} cannot be read ({error}); download it again.") from error
+    config = _json(folder / "tokenizer_config.json")
+    bos, eos = (_text(config.get(f"{name}_token")) for name in ("bos", "eos"))
+    _follow_flags(backend, config, bos, eos)
+    model_config = _json(folder / "config.json")
+    ends = _json(folder / "generation_config.json").get("eos_token_id", model_config.get("eos_token_id"))
+    eos_ids = [token for token in (ends if isinstance(ends, list) else [ends]) if isinstance(token, int)]
+    if not eos_ids and eos is not None:
+        eos_ids = [token for token in [backend.token_to_id(eos)] if token is not None]
+    bos_id = backend.token_to_id(bos) if bos is not None else model_config.get("bos_token_id")
+    size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    return _assemble(backend, size, bos_id, tuple(dict.fromkeys(eos_ids)), _folder_template(folder, config))
+
+
+def _assemble(
+    backend: Backend, size: int, bos_id: Any, eos_ids: tuple[int, ...], chat_template: str | None
+) -> Tokenizer:
+    added = backend.get_added_tokens_decoder()
+    return Tokenizer(
+        backend=backend,
+        size=size,
+        bos_id=bos_id if isinstance(bos_id, int) and 0 <= bos_id < size else None,
+        eos_ids=tuple(token for token in eos_ids if 0 <= token < size),
+        chat_template=chat_template,
+        special_ids=frozenset(number for number, token in added.items() if token.special),
+        byte_level="ByteLevel" in str(backend.decoder),
+        _added={number: token.content for number, token in added.items()},
+    )
+
+
+def _follow_flags(backend: Backend, config: Mapping[str, Any], bos: str | None, eos: str | None) -> None:
+    """Some folders say in tokenizer_config.json alone that texts begin with bos or end with eos: hold to it."""
+    asked = {name: config.get(f"add_{name}_token") for name in ("bos", "eos")}
+    if not any(isinstance(flag, bool) for flag in asked.values()):
+        return
+    added = backend.encode("", add_special_tokens=True).ids
+    ends = {}
+    for name, token in (("bos", bos), ("eos", eos)):
+        number = None if token is None else backend.token_to_id(token)
+        flag = asked[name]
+        if token is not None and number is not None and (flag if isinstance(flag, bool) else number in added):
+            ends[name] = (token, number)
+    if [number for _, number in ends.values()] == added:
+        return
+    before, after = ([ends[name][0]] if name in ends else [] for name in ("bos", "eos"))
+    backend.post_processor = processors.TemplateProcessing(
+        single=[*before, "$A", *after], special_tokens=list(ends.values())
+    )
+
+
+def _folder_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The chat template: a file of its own, or in the configuration, alone or as the one named "default"."""
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        return file.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {row.get("name"): row.get("template") for row in template if isinstance(row, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _text(token: Any) -> str | None:
+    """A token's text: configurations write it plain, or as an object with its content."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise TokenizerError(f"{path} cannot be read ({error}); download it again.") from error
+    return value if isinstance(value, dict) else {}
