@@ -18,7 +18,7 @@ from pydantic import ByteSize
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
-from app import catalog, hub, settings
+from app import catalog, hub, process, settings
 from app.catalog import CatalogError, Source
 from app.settings import DEFAULT_MODEL, Settings, SettingsError
 
@@ -154,12 +154,10 @@ def serve(**flags: Any) -> None:
 
     Without flags: the default model (pulled once, 93 MB) on http://127.0.0.1:8000. Ctrl-C ends it.
     """
-    from app import supervisor
-
     chosen = settings.load(**flags)
     source = obtain(chosen.model, chosen.model_cache, chosen.hub_endpoint)
     configs = chosen.engine_configs(source.path, source.name)
-    launched = supervisor.launch_first(configs)
+    launched = process.launch_all(configs)
     from app import main
 
     raise typer.Exit(main.serve(chosen, configs, launched, source.revision))
