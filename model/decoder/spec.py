@@ -24,7 +24,8 @@ class RopeSpec:
     """Rotary positions on the first `dim` entries of each head. Angles are computed in float64.
 
     `scaling` None, or one of "linear", "dynamic", "yarn", "banded" (piecewise by wavelength), "longrope";
-    its numbers stand in the fields below and are resolved once, from the served context.
+    its numbers stand in the fields below and are resolved once, from the served context: "dynamic" grows the
+    base with `served_context` beyond `original_context`; "longrope" has its divisors in `factors`.
     """
 
     dim: int
@@ -40,17 +41,23 @@ class RopeSpec:
     attention_factor: float = 1.0
     factors: tuple[float, ...] = ()
     truncate: bool = True
+    served_context: int = 0
 
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """`window`: the layer's trained window (None sees everything). `scale` None is head_dim ** -0.5."""
+    """`window`: the layer's trained window (None sees everything). `scale` None is head_dim ** -0.5.
+
+    ALiBi slopes are `alibi_scale` * 2 ** (-alibi_max * i / heads).
+    """
 
     heads: int
     kv_heads: int
     head_dim: int
     rope: RopeSpec | None = None
     alibi: bool = False
+    alibi_scale: float = 1.0
+    alibi_max: float = 8.0
     window: int | None = None
     qkv_bias: bool = False
     out_bias: bool = False
@@ -78,6 +85,7 @@ class LayerSpec:
 
     Sequential: x += post_attention(attention(pre_attention(x))); x += post_mlp(mlp(pre_mlp(x))).
     Parallel: x += attention(pre_attention(x)) + mlp(pre_mlp(x)); pre_mlp None shares pre_attention's output.
+    `norm_residual`: the post norms act on the sum: x = post_attention(x + attention(x)), as the first Transformer did.
     """
 
     attention: AttentionSpec
@@ -87,6 +95,7 @@ class LayerSpec:
     pre_mlp: NormSpec | None = None
     post_mlp: NormSpec | None = None
     parallel: bool = False
+    norm_residual: bool = False
 
 
 @dataclass(frozen=True)

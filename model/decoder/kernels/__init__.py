@@ -90,11 +90,15 @@ class Backend(Protocol):
 
     name: str
 
-    def pack(self, weight: RawWeight) -> Packed:
+    def pack(self, weight: RawWeight, lookup: bool = False) -> Packed:
         """A weight in the form this backend computes with; the raw one may be dropped afterwards.
 
+        `lookup`: it serves `embed` (and, where the head is tied to it, `linear` too); all others serve `linear`.
         The result has `out_features`, `in_features` and `num_bytes`.
         """
+
+    def place(self, tensor: Tensor) -> Tensor:
+        """A vector or position table (norm weight, bias, slopes) in the type and place this backend reads it."""
 
     def new_kv_store(self, spec: DecoderSpec, num_blocks: int, block_size: int) -> "KVStore":
         """An empty cache. Its dtype is the backend's own choice (float32 in float32 mode)."""
