@@ -5,6 +5,7 @@ started. Routes use only this module: `async with service.open(Generation(...)) 
 """
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import AsyncIterator
@@ -17,6 +18,8 @@ from app.stream import Broken, ChoiceUsage, Generation, Observer, Refused, Strea
 from app.text.tokenizer import Tokenizer
 from app.worker_client import Ended, Inbox, Pulse
 from model.protocol import Ready, Submit
+
+log = logging.getLogger("everstream.generation")
 
 __all__ = [
     "HEARTBEAT",
@@ -64,6 +67,7 @@ class Admission:
     silence: float = 15.0
     stream_buffer: int = 4096
     resume: bool = True
+    log_prompts: bool = False
 
 
 class Service:
@@ -94,6 +98,11 @@ class Service:
         if ready is None:
             raise Refused(503, "the model is loading; try again in a few seconds", code="loading", retry_after=2)
         return ready
+
+    @property
+    def status(self) -> str:
+        """ "ready", "loading" (no worker is up) or "draining"."""
+        return "draining" if self.draining else "ready" if self._pool.ready is not None else "loading"
 
     @property
     def num_open(self) -> int:
@@ -153,6 +162,9 @@ class Service:
         )
         self._streams[generation.request_id] = stream
         self._idle.clear()
+        if bounds.log_prompts:
+            text = self.tokenizer.decode(list(generation.prompt_ids), skip_special=False)
+            log.info("prompt", extra={"generation": generation.request_id, "prompt": text})
         return stream
 
     def _full(self, what: str, code: str, waiting: int) -> Refused:

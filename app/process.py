@@ -48,7 +48,7 @@ class Launched:
             self.listener.listen(1)
             self.listener.setblocking(False)
             told = replace(config, socket=str(path))
-            self.process = subprocess.Popen(  # noqa: S603 - our own command line, no shell
+            self.process = subprocess.Popen(
                 [*command, msgspec.json.encode(told).decode()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -1,0 +1,110 @@
+"""One client connection: how many there may be, how long a head may be, how slow a client may be.
+
+Knows bytes and times only. Stands under uvicorn's own protocol class, which parses HTTP; everything that is
+refused here is refused before a request exists.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Counts, bytes, seconds."""
+
+    max_connections: int = 4096
+    max_header_bytes: int = 64 << 10
+    header_timeout: float = 10.0
+    write_timeout: float = 30.0
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol with limits; use a subclass made by `limited`."""
+
+    limits = ConnectionLimits()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_bytes = 0
+        self._in_head = True
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.max_connections:
+            self._turn_away(b"503 Service Unavailable", "the server has as many connections as it may (retry later)")
+            return
+        self._start_head()
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > self.limits.max_header_bytes:
+                # A head and the beginning of a long body may come in one piece: look at the head only.
+                end = data.find(b"\r\n\r\n")
+                if end < 0 or self._head_bytes - len(data) + end > self.limits.max_header_bytes:
+                    self._turn_away(b"431 Request Header Fields Too Large", "the request's head is too long")
+                    return
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        if not self._in_head:
+            self._start_head()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._head_bytes = 0
+        self._cancel(self._head_timer)
+        super().on_headers_complete()
+
+    def pause_writing(self) -> None:
+        self._cancel(self._write_timer)
+        loop = asyncio.get_running_loop()
+        self._write_timer = loop.call_later(self.limits.write_timeout, self.transport.abort)
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._cancel(self._write_timer)
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel(self._head_timer)
+        self._cancel(self._write_timer)
+        super().connection_lost(exc)
+
+    def _start_head(self) -> None:
+        self._in_head = True
+        self._head_bytes = 0
+        self._cancel(self._head_timer)
+        loop = asyncio.get_running_loop()
+        self._head_timer = loop.call_later(self.limits.header_timeout, self._head_too_slow)
+
+    def _head_too_slow(self) -> None:
+        if self._head_bytes:
+            self._turn_away(b"408 Request Timeout", "the request's head did not arrive in time")
+        else:
+            self.transport.close()
+
+    def _turn_away(self, status: bytes, message: str) -> None:
+        if self.transport.is_closing():
+            return
+        body = b'{"error": {"message": "%s", "type": "invalid_request_error", "param": null, "code": null}}'
+        body %= message.encode()
+        head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        self.transport.write(head % (status, len(body)) + body)
+        self.transport.close()
+
+    @staticmethod
+    def _cancel(timer: asyncio.TimerHandle | None) -> None:
+        if timer is not None:
+            timer.cancel()
+
+
+def limited(limits: ConnectionLimits) -> type[asyncio.Protocol]:
+    """A protocol class with these limits, for `uvicorn.Config(http=…)`."""
+    return cast(type[asyncio.Protocol], type("Connection", (LimitedProtocol,), {"limits": limits}))

@@ -1,0 +1,215 @@
+"""The one layer around all routes: request ids, keys, body limits, disconnects, access log, HTTP counts.
+
+Plain ASGI, so that nothing is added to the cost of an event. A body is read whole before the route runs, within
+size and time limits; from then on a client that goes away cancels the route at once, streamed or not.
+"""
+
+import asyncio
+import json
+import logging
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from structlog.contextvars import bind_contextvars, clear_contextvars
+
+from app.security import Keys
+
+log = logging.getLogger("everstream.http")
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
+_KNOWN_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+_CLIENT_GONE = 499
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bytes and seconds. `total_body_bytes` bounds the bodies of all requests that are being read."""
+
+    max_body_bytes: int = 16 << 20
+    total_body_bytes: int = 256 << 20
+    body_timeout: float = 30.0
+    protect_health: bool = False
+    protect_metrics: bool = False
+
+
+class HttpCounter(Protocol):
+    """Whoever counts HTTP requests."""
+
+    def http_request(self, route: str, method: str, status: int) -> None: ...
+
+
+class _Turned(Exception):
+    """The request is answered here: status, code, sentence."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+class _Gone(Exception):
+    """The client went away before its request was whole."""
+
+
+class Gate:
+    """Wraps the application; see the module's text."""
+
+    def __init__(self, app: App, keys: Keys, limits: Limits, counter: HttpCounter) -> None:
+        self._app = app
+        self._keys = keys
+        self._limits = limits
+        self._counter = counter
+        self._body_bytes = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One connection event; only HTTP passes, a WebSocket is refused by the routes below."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
+        given = headers.get(b"x-request-id", b"").decode("latin-1")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        clear_contextvars()
+        bind_contextvars(request_id=request_id)
+        state = scope.setdefault("state", {})
+        state["request_id"], state["salt"] = request_id, ""
+        state["traceparent"] = headers.get(b"traceparent", b"").decode("latin-1")
+        status = 0
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        try:
+            self._authorise(scope, headers, state)
+            body = await self._body(headers, receive)
+            await self._run(scope, body, receive, answer)
+            status = status or _CLIENT_GONE
+        except _Turned as turned:
+            await _refuse(answer, turned)
+        except _Gone:
+            status = _CLIENT_GONE
+        finally:
+            self._finish(scope, status or 500, time.perf_counter() - started)
+
+    def _authorise(self, scope: Scope, headers: dict[bytes, bytes], state: dict[str, Any]) -> None:
+        path = scope["path"]
+        if path.startswith("/health"):
+            guarded = self._limits.protect_health
+        elif path == "/metrics":
+            guarded = self._limits.protect_metrics
+        else:
+            page = path == "/" or path.startswith("/playground/")
+            guarded = not page and scope["method"] != "OPTIONS"
+        header = headers.get(b"authorization")
+        salt = self._keys.salt(header.decode("latin-1") if header is not None else None)
+        if salt is None and guarded:
+            raise _Turned(401, "invalid_api_key", "a valid API key is needed: send the header Authorization: Bearer …")
+        state["salt"] = salt or ""
+
+    async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
+        limits = self._limits
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > limits.max_body_bytes:
+            raise self._too_large()
+        parts: list[bytes] = []
+        held = 0
+        try:
+            async with asyncio.timeout(limits.body_timeout):
+                more = True
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise _Gone
+                    part = message.get("body", b"")
+                    more = message.get("more_body", False)
+                    held += len(part)
+                    self._body_bytes += len(part)
+                    parts.append(part)
+                    if held > limits.max_body_bytes:
+                        raise self._too_large()
+                    if self._body_bytes > limits.total_body_bytes:
+                        raise _Turned(503, "overloaded", "too many large requests are being sent at once; try again")
+        except TimeoutError as error:
+            text = f"the request's body did not arrive within {limits.body_timeout:g} s"
+            raise _Turned(408, "body_timeout", text) from error
+        finally:
+            self._body_bytes -= held
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _too_large(self) -> _Turned:
+        text = f"the request's body is over the limit of {self._limits.max_body_bytes} bytes (--max-body-bytes)"
+        return _Turned(413, "body_too_large", text)
+
+    async def _run(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+        """Run the route; end it when the client goes away first."""
+        handed = False
+        gone = asyncio.Event()
+
+        async def whole_body() -> Message:
+            nonlocal handed
+            if not handed:
+                handed = True
+                return {"type": "http.request", "body": body, "more_body": False}
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        route = asyncio.ensure_future(self._app(scope, whole_body, send))
+        watch = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait((route, watch), return_when=asyncio.FIRST_COMPLETED)
+            if not route.done():
+                gone.set()
+                route.cancel()
+                await asyncio.wait((route,))
+            if not route.cancelled():
+                route.result()
+        finally:
+            watch.cancel()
+            if not route.done():
+                route.cancel()
+
+    def _finish(self, scope: Scope, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "other")
+        method = scope["method"] if scope["method"] in _KNOWN_METHODS else "other"
+        self._counter.http_request(route, method, status)
+        if route.startswith("/health") or route == "/metrics":
+            return
+        fields = {"method": method, "route": route, "status": status, "seconds": round(seconds, 4)}
+        log.info("request", extra=fields)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _refuse(send: Send, turned: _Turned) -> None:
+    kind = "authentication_error" if turned.status == 401 else "invalid_request_error"
+    if turned.status >= 500:
+        kind = "overloaded_error"
+    body = {"error": {"message": str(turned), "type": kind, "param": None, "code": turned.code}}
+    data = json.dumps(body, ensure_ascii=False).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(data)).encode()),
+        (b"connection", b"close"),
+    ]
+    if turned.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": turned.status, "headers": headers})
+    await send({"type": "http.response.body", "body": data})

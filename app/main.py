@@ -1,0 +1,214 @@
+"""The only place where the front end is put together, and the life of the server process.
+
+`create_app` wires routes, gate and service around some pool of workers; `serve` runs it with real workers until
+a signal, drains, and returns the exit code. Every expected failure is one line on standard error.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import uvicorn
+import uvloop
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+from app import banner, logs
+from app.api import health
+from app.connections import ConnectionLimits, limited
+from app.gate import Gate, Limits
+from app.generation import Admission, Pool, Service, ServiceObserver
+from app.metrics import Metrics
+from app.process import Launched
+from app.security import Keys, UnsafeBind, check_bind
+from app.settings import Settings
+from app.supervisor import StartFailed, Supervisor
+from app.text.tokenizer import Tokenizer, load_tokenizer
+from model.config import EngineConfig
+
+log = logging.getLogger("everstream.main")
+
+KEEP_ALIVE_SECONDS = 75
+LAST_WORDS_SECONDS = 3
+
+
+def create_app(
+    settings: Settings,
+    pool: Pool,
+    tokenizer: Tokenizer,
+    metrics: Metrics,
+    observer: ServiceObserver | None = None,
+    keys: Keys | None = None,
+    model: str = "",
+) -> FastAPI:
+    """The front end around a pool of workers. `observer` hears what `metrics` would hear, where it is given."""
+    admission = Admission(
+        max_waiting=settings.max_waiting,
+        max_waiting_tokens=settings.max_waiting_tokens,
+        queue_timeout=settings.queue_timeout,
+        request_timeout=settings.request_timeout,
+        silence=settings.silence,
+        stream_buffer=settings.stream_buffer,
+        resume=settings.resume,
+        log_prompts=settings.log_prompts,
+    )
+    service = Service(pool, tokenizer, admission, observer or metrics, settings.served_name or model)
+    metrics.watch(lambda: service.num_open, lambda: service.num_waiting)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        pulse = asyncio.create_task(service.keep_alive(), name="keep-alive")
+        yield
+        pulse.cancel()
+
+    app = FastAPI(title="Everstream", lifespan=lifespan)
+    app.state.settings = settings
+    app.state.service = service
+    app.state.metrics = metrics
+    app.state.live = metrics.live
+    for route in (health,):
+        app.include_router(route.router)
+    keys = keys or Keys(settings.api_keys, settings.api_keys_file)
+    limits = Limits(
+        max_body_bytes=int(settings.max_body_bytes),
+        total_body_bytes=16 * int(settings.max_body_bytes),
+        body_timeout=settings.body_timeout,
+        protect_health=settings.protect_health,
+        protect_metrics=settings.protect_metrics,
+    )
+    app.add_middleware(Gate, keys=keys, limits=limits, counter=metrics)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    return app
+
+
+def serve(settings: Settings, configs: Sequence[EngineConfig], launched: Sequence[Launched], revision: str = "") -> int:
+    """Run the server until a signal ends it; returns the exit code. The workers load meanwhile."""
+    logs.configure(settings.log_level)
+    try:
+        keys = Keys(settings.api_keys, settings.api_keys_file)
+        check_bind(settings.host, keys, settings.insecure)
+        listener = _listen(settings.host, settings.port)
+        _raise_descriptor_limit()
+        tokenizer = load_tokenizer(configs[0].model)
+        return uvloop.run(_serve(settings, configs, launched, revision, keys, listener, tokenizer))
+    except (UnsafeBind, StartFailed, OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    finally:
+        for process in launched:
+            process.kill()
+            process.close()
+
+
+async def _serve(
+    settings: Settings,
+    configs: Sequence[EngineConfig],
+    launched: Sequence[Launched],
+    revision: str,
+    keys: Keys,
+    listener: socket.socket,
+    tokenizer: Tokenizer,
+) -> int:
+    metrics = Metrics()
+    supervisor = Supervisor(configs, metrics, launched)
+    app = create_app(settings, supervisor, tokenizer, metrics, keys=keys, model=configs[0].name)
+    limits = ConnectionLimits(
+        settings.max_connections, int(settings.max_header_bytes), settings.header_timeout, settings.write_timeout
+    )
+    config = uvicorn.Config(
+        app,
+        http=limited(limits),
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=LAST_WORDS_SECONDS,
+    )
+    server = _Server(config)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, _on_signal, stop, supervisor)
+    serving = asyncio.create_task(server.serve([listener]), name="http")
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    starting = asyncio.create_task(supervisor.start(), name="start")
+    try:
+        await asyncio.wait((starting, stopping, serving), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            _show(settings, supervisor, revision, listener)
+        await asyncio.wait((stopping, serving), return_when=asyncio.FIRST_COMPLETED)
+        if stopping.done():
+            log.info("draining", extra={"streams": app.state.service.num_open, "grace": settings.grace})
+            await app.state.service.drain(settings.grace)
+    finally:
+        starting.cancel()
+        stopping.cancel()
+        server.should_exit = True
+        await asyncio.wait((serving,), timeout=LAST_WORDS_SECONDS + 2)
+        await supervisor.stop()
+    return 0
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handlers: the drain is ours."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):  # type: ignore[no-untyped-def] # uvicorn's own differs by version
+        yield
+
+
+def _on_signal(stop: asyncio.Event, supervisor: Supervisor) -> None:
+    """The first signal drains; the second ends everything at once."""
+    if stop.is_set():
+        for pid in supervisor.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        os._exit(1)
+    stop.set()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises OSError with a sentence when the address cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as error:
+        raise OSError(
+            f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port"
+        ) from error
+    listener.setblocking(False)
+    return listener
+
+
+def _show(settings: Settings, supervisor: Supervisor, revision: str, listener: socket.socket) -> None:
+    port = listener.getsockname()[1]
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    ready = [ready for _, ready, _ in supervisor.workers if ready is not None]
+    with contextlib.suppress(OSError):  # nobody reads standard output, or its disk is full
+        banner.print_banner(f"http://{host}:{port}", ready, revision)
+        sys.stdout.flush()
+
+
+def _raise_descriptor_limit() -> None:
+    """Each connection takes a descriptor, and the usual soft limit of 1,024 is low."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

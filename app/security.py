@@ -1,0 +1,100 @@
+"""Who may call: API keys, kept as digests, compared in constant time, read again when their file changes.
+
+Knows keys and headers; never logs or shows a key. The salt of a key parts the prefix cache between keys
+without telling the worker anything about them.
+"""
+
+import hashlib
+import hmac
+import ipaddress
+import logging
+import time
+from pathlib import Path
+
+log = logging.getLogger("everstream.security")
+
+RELOAD_SECONDS = 1.0
+
+
+class UnsafeBind(Exception):
+    """The server would be open to everybody; the text says what to do."""
+
+
+class Keys:
+    """The set of valid API keys; empty means that none is asked for."""
+
+    def __init__(self, keys: str = "", file: Path | None = None) -> None:
+        """`keys`: separated by commas. `file`: one key a line, `#` begins a comment. Raises OSError."""
+        self._fixed = frozenset(_digest(key.strip()) for key in keys.split(",") if key.strip())
+        self._file = file
+        self._stamp: tuple[int, int, int] | None = None
+        self._from_file: frozenset[bytes] = frozenset()
+        self._checked = 0.0
+        if file is not None:
+            self._read(file)
+
+    @property
+    def required(self) -> bool:
+        """A caller must show a key. A key file that has become empty locks everybody out rather than nobody."""
+        return bool(self._fixed) or self._file is not None
+
+    def salt(self, authorization: str | None) -> str | None:
+        """The salt of the caller's key, "" where none is asked for, None where the caller may not come in.
+
+        `authorization`: the header's value, `Bearer <key>`.
+        """
+        if not self.required:
+            return ""
+        self._reload()
+        scheme, _, key = (authorization or "").partition(" ")
+        digest = _digest(key.strip())
+        known = False
+        for valid in self._fixed | self._from_file:  # no early exit: the time tells nothing
+            known |= hmac.compare_digest(valid, digest)
+        if not known or scheme.lower() != "bearer":
+            return None
+        return hashlib.sha256(b"everstream prefix salt" + digest).hexdigest()[:32]
+
+    def _reload(self) -> None:
+        now = time.monotonic()
+        if self._file is None or now - self._checked < RELOAD_SECONDS:
+            return
+        self._checked = now
+        try:
+            self._read(self._file)
+        except OSError as error:
+            log.error("the API key file cannot be read, the keys read before stay valid: %s", error)
+
+    def _read(self, file: Path) -> None:
+        status = file.stat()
+        stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+        if stamp == self._stamp:
+            return
+        lines = (line.partition("#")[0].strip() for line in file.read_text().splitlines())
+        self._from_file = frozenset(_digest(line) for line in lines if line)
+        if self._stamp is not None:
+            log.info("API keys read again", extra={"keys": len(self._from_file)})
+        self._stamp = stamp
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+def check_bind(host: str, keys: Keys, insecure: bool) -> None:
+    """Raises UnsafeBind when an address that others can reach would be served without keys."""
+    if keys.required or insecure or _is_loopback(host):
+        return
+    raise UnsafeBind(
+        f"{host} can be reached by others and no API key is set: set EVERSTREAM_API_KEYS or --api-keys-file, "
+        "listen on 127.0.0.1, or say --insecure if everybody may use this server"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
