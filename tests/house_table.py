@@ -108,6 +108,7 @@ ROWS = (
 
 # Imports inside a function, each with its reason.
 LATE_IMPORTS = {
+    ("app/catalog.py", "app.hub"): "the hub's library takes 0.3 s, and only hub ids need it",
     ("app/cli.py", "app.main"): "the worker is loading while the front end still imports its libraries",
     ("app/cli.py", "app.chat"): "only `chat` draws Markdown; serve must not wait for it",
 }
