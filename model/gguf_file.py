@@ -151,6 +151,8 @@ class _Reader:
         except (StructError, OverflowError, IndexError):
             raise self.ends() from None
         except UnicodeDecodeError:
+            if position > self.size:
+                raise self.ends() from None
             raise self.damaged(f"a string in {self.place} is not UTF-8") from None
         if position > self.size:
             raise self.ends()
