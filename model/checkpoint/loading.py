@@ -1,0 +1,97 @@
+"""Filling a decoder from a checkpoint: each parameter once, each tensor used or dropped by name.
+
+Knows the order of events: open, name, build, then read, reshape, pack and let go, one tensor at a time, so
+that loading never holds more than the model and one tensor. Knows no format, no family and no kernel.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from model.checkpoint.naming import Books
+from model.checkpoint.opening import Opened, open_checkpoint
+from model.checkpoint.source import TensorInfo
+from model.decoder.decoder import Decoder
+from model.decoder.dequantise import dequantise
+from model.decoder.kernels import Backend
+from model.decoder.spec import DecoderSpec
+from model.decoder.weights import BLOCK_BYTES, RawWeight
+from model.gguf_file import CheckpointError
+
+_FEW = 5
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A decoder ready to run, and what the worker tells the door about it."""
+
+    decoder: Decoder
+    spec: DecoderSpec
+    books: Books
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+
+
+def read_spec(path: str | Path, context: int = 0) -> DecoderSpec:
+    """The spec of a checkpoint, without its weights; raises CheckpointError."""
+    return open_checkpoint(path, context).spec
+
+
+def load(path: str | Path, *, backend: Backend, context: int = 0) -> Loaded:
+    """A filled decoder on `backend`. `context` is the served context in tokens, 0 for the model's own.
+
+    Raises CheckpointError, one sentence, for anything in the files that cannot be served.
+    """
+    opened = open_checkpoint(path, context)
+    decoder = Decoder(opened.spec, backend)
+    for name, ours in opened.books.used.items():
+        _fill(decoder, opened, name, ours)
+        opened.source.release(name)
+    missing = sorted(decoder.missing())
+    if missing:
+        shown = ", ".join(missing[:_FEW]) + (" …" if len(missing) > _FEW else "")
+        raise CheckpointError(
+            f"{path} lacks {len(missing)} parameters ({shown}); download it whole, or convert it again."
+        )
+    return Loaded(decoder, opened.spec, opened.books, opened.bos_token_id, opened.eos_token_ids)
+
+
+def _fill(decoder: Decoder, opened: Opened, name: str, ours: str) -> None:
+    info = opened.table[name]
+    try:
+        for parameter, data in reshaped(opened, ours, opened.source.read(name)).items():
+            decoder.fill(parameter, as_parameter(info, data))
+    except CheckpointError:
+        raise
+    except (ValueError, KeyError, RuntimeError, IndexError, TypeError) as error:
+        raise CheckpointError(
+            f"{opened.path}: the tensor {name!r} ({info.kind} {list(info.shape)}) does not fit this model ({error}); "
+            "download it again, or use another checkpoint."
+        ) from error
+
+
+def reshaped(opened: Opened, ours: str, data: Tensor) -> Mapping[str, Tensor]:
+    """The parameters that one stored tensor holds (fused or permuted ones are a family's knowledge)."""
+    reshape = getattr(opened.family, "gguf_reshape" if opened.format == "GGUF" else "reshape", None)
+    if reshape is None:
+        return {ours: data}
+    result: Mapping[str, Tensor] = reshape(ours, data, opened.spec)
+    return result
+
+
+def as_parameter(info: TensorInfo, data: Tensor) -> RawWeight | Tensor:
+    """A matrix as a RawWeight in the file's own kind; anything else as a float32 tensor."""
+    if info.kind in BLOCK_BYTES:
+        if data.ndim != 2:
+            return dequantise(info.kind, data)
+        weights, num_bytes = BLOCK_BYTES[info.kind]
+        return RawWeight(info.kind, data, data.shape[0], data.shape[1] // num_bytes * weights)
+    if data.dtype not in (torch.float32, torch.float16, torch.bfloat16) or data.ndim != 2:
+        data = data.to(torch.float32)
+    if data.ndim != 2:
+        return data
+    kind = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}[data.dtype]
+    return RawWeight(kind, data, data.shape[0], data.shape[1])
