@@ -1,4 +1,7 @@
-"""ALiBi: a penalty on scores that grows with distance (Press et al. 2021, arXiv:2108.12409)."""
+"""ALiBi: a penalty on scores that grows with distance (Press et al. 2021, arXiv:2108.12409).
+
+Knows the slopes; the distances, virtual ones for sink keys, are the kernels' business.
+"""
 
 import math
 

@@ -1,4 +1,7 @@
-"""Linear: one product, or several that share their input and stand side by side (q, k and v; gate and up)."""
+"""Linear: one product, or several that share their input and stand side by side (q, k and v; gate and up).
+
+Knows names and sizes; how a weight is held and multiplied is the backend's business.
+"""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,7 @@
-"""Mlp: the dense feed-forward, plain (act(up)) or gated (act(gate) * up, Shazeer 2020, arXiv:2002.05202)."""
+"""Mlp: the dense feed-forward, plain (act(up)) or gated (act(gate) * up, Shazeer 2020, arXiv:2002.05202).
+
+Knows its three parameters; nothing of the block around it.
+"""
 
 from model.decoder.kernels import Ops, X
 from model.decoder.linear import Linear

@@ -1,4 +1,7 @@
-"""Norm: RMSNorm or LayerNorm with the parameters its spec asks for, over a row or over equal groups of it."""
+"""Norm: RMSNorm or LayerNorm with the parameters its spec asks for, over a row or over equal groups of it.
+
+Knows which parameters there are; the offset of stored weights was added when they were filled.
+"""
 
 from model.decoder.kernels import Ops, X
 from model.decoder.parameters import ParameterTable

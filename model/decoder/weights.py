@@ -1,4 +1,7 @@
-"""RawWeight: a parameter as a checkpoint holds it, before a backend packs it. Knows bytes and shapes, no files."""
+"""RawWeight: a parameter as a checkpoint holds it, before a backend packs it.
+
+Knows bytes and shapes; no files, no families, no arithmetic.
+"""
 
 from dataclasses import dataclass
 

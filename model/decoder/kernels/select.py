@@ -1,4 +1,7 @@
-"""Which backend computes: our C++ where it can run, torch everywhere else. Knows names, not arithmetic."""
+"""Which backend computes: our C++ where it can run, torch everywhere else.
+
+Knows backends by name and what each needs; no arithmetic, no model.
+"""
 
 from model.decoder.kernels import Backend
 from model.decoder.kernels.reference import ReferenceBackend

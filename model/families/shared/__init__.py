@@ -1,0 +1,1 @@
+"""What several families' files share: readers of configurations and cutters of fused matrices. No family."""
