@@ -22,6 +22,7 @@ from model.decoder.weights import BLOCK_BYTES, RawWeight
 from model.gguf_file import CheckpointError
 
 _FEW = 5
+_KINDS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,8 @@ def as_parameter(info: TensorInfo, data: Tensor) -> RawWeight | Tensor:
             return dequantise(info.kind, data)
         weights, num_bytes = BLOCK_BYTES[info.kind]
         return RawWeight(info.kind, data, data.shape[0], data.shape[1] // num_bytes * weights)
-    if data.dtype not in (torch.float32, torch.float16, torch.bfloat16) or data.ndim != 2:
-        data = data.to(torch.float32)
     if data.ndim != 2:
-        return data
-    kind = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}[data.dtype]
-    return RawWeight(kind, data, data.shape[0], data.shape[1])
+        return data.to(torch.float32, copy=True)  # small, and then nothing of the file stays in use
+    if data.dtype not in _KINDS:
+        data = data.to(torch.float32)
+    return RawWeight(_KINDS[data.dtype], data, data.shape[0], data.shape[1])
