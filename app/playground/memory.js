@@ -31,6 +31,7 @@ export class Memory {
     this.facts = make("dl", { className: "facts", id: "memory-facts" });
     this.grid = make("div", { className: "blocks", id: "memory-blocks" });
     this.grid.setAttribute("role", "img");
+    this.grid.setAttribute("aria-label", "No stream yet.");
     const legend = make("ul", { className: "legend" }, ...LEGEND.map(([kind, label]) => {
       const square = make("span", { className: "kv" });
       square.dataset.kind = kind;

@@ -41,7 +41,9 @@ export class Xray {
     this.chips = make("div", { className: "chips", id: "chips" });
     this.chips.setAttribute("role", "group");
     this.chips.setAttribute("aria-label", "Tokens of the last answer");
-    this.panel = make("div", { className: "inspector", id: "inspector", hidden: true });
+    this.panel = make("div", { className: "inspector", id: "inspector", hidden: true, tabIndex: 0 });
+    this.panel.setAttribute("role", "region");
+    this.panel.setAttribute("aria-label", "The token pointed at");
     this.panel.setAttribute("aria-live", "polite");
     section.append(this.hint, this.legend, this.canvas, this.chips, this.panel);
     const pick = (event) => {
