@@ -1,4 +1,7 @@
-"""LLaMA 1, 2, 3, 3.1 and later, and what is built like it (SmolLM, Vicuna, …): arXiv:2302.13971, 2407.21783."""
+"""LLaMA 1, 2, 3, 3.1 and later, and what is built like it (SmolLM, Vicuna, …).
+
+Sources: arXiv:2302.13971, arXiv:2407.21783.
+"""
 
 from collections.abc import Mapping
 from typing import Any

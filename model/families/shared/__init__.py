@@ -1,1 +1,4 @@
-"""What several families' files share: readers of configurations and cutters of fused matrices. No family."""
+"""What several families' files share: readers of configurations and cutters of fused matrices.
+
+Knows no family.
+"""

@@ -70,6 +70,12 @@ def gguf_names(**changes: str) -> Mapping[str, str | None]:
     table = _GGUF | {f"blk.{{}}.{name}": f"layers.{{}}.{ours}" for name, ours in changes.items()}
     # Frequencies stand in the file as a tensor; they are read as configuration.
     names: dict[str, str | None] = dict.fromkeys(_FREQUENCIES)
+    return names | with_biases(table)
+
+
+def with_biases(table: Mapping[str, str]) -> dict[str, str | None]:
+    """Each name and place without its ending, once for ".weight" and once for ".bias"."""
+    names: dict[str, str | None] = {}
     for name, ours in table.items():
         names[f"{name}.weight"] = ours
         names[f"{name}.bias"] = f"{ours}.bias"
