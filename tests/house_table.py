@@ -111,6 +111,7 @@ LATE_IMPORTS = {
     ("app/catalog.py", "app.hub"): "the hub's library takes 0.3 s, and only hub ids need it",
     ("app/cli.py", "app.main"): "the worker is loading while the front end still imports its libraries",
     ("app/cli.py", "app.chat"): "only `chat` draws Markdown; serve must not wait for it",
+    ("model/checkpoint/tokenizer_conversion.py", "transformers"): "its errors must come out as one sentence",
     ("model/checkpoint/opening.py", "transformers"): "folders need it, GGUF never does, and it costs three seconds",
 }
 

@@ -5,6 +5,8 @@ the `tokenizers` library; this file finds the parts and answers questions about 
 """
 
 import json
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -133,9 +135,7 @@ def _from_gguf(path: Path) -> Tokenizer:
 def _from_folder(folder: Path) -> Tokenizer:
     file = folder / "tokenizer.json"
     if not file.exists():
-        raise TokenizerError(
-            f"{folder} has no tokenizer.json; make one with: python -m model.checkpoint.tokenizer_conversion {folder}"
-        )
+        _convert(folder)
     try:
         backend = Backend.from_file(str(file))
     except Exception as error:  # the library raises plain Exceptions
@@ -151,6 +151,19 @@ def _from_folder(folder: Path) -> Tokenizer:
     bos_id = backend.token_to_id(bos) if bos is not None else model_config.get("bos_token_id")
     size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     return _assemble(backend, size, bos_id, tuple(dict.fromkeys(eos_ids)), _folder_template(folder, config))
+
+
+def _convert(folder: Path) -> None:
+    """Have a process of its own write the folder's tokenizer.json: that takes transformers, which stays out of here."""
+    made = subprocess.run(
+        [sys.executable, "-m", "model.checkpoint.tokenizer_conversion", str(folder.absolute())],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+    )
+    if made.returncode != 0:
+        said = made.stderr.strip().splitlines()
+        raise TokenizerError(said[-1] if said else f"{folder} has no tokenizer.json; add the model's own.")
 
 
 def _assemble(
