@@ -49,7 +49,7 @@ def default_cache(environ: Mapping[str, str] = os.environ) -> Path:
 class Settings(BaseSettings):
     """All settings of one server. Sizes are tokens and times seconds unless a name says otherwise."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", protected_namespaces=())
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", allow_inf_nan=False)
 
     # Model
     model: str = option(
@@ -177,11 +177,13 @@ def load(**flags: Any) -> Settings:
     Raises SettingsError, one sentence a fault, on a bad value or an unknown EVERSTREAM_* variable.
     """
     given = {name: value for name, value in flags.items() if value is not None}
-    known = [f"{PREFIX}{name.upper()}" for name in Settings.model_fields]
+    known = [name.upper() for name in Settings.model_fields]
     for variable in sorted(os.environ):
-        if variable.startswith(PREFIX) and variable not in known:
-            close = difflib.get_close_matches(variable, known, 1)
-            hint = f"did you mean {close[0]}?" if close else "see `python -m app serve --help` for the settings."
+        if variable.startswith(PREFIX) and variable.removeprefix(PREFIX) not in known:
+            close = difflib.get_close_matches(variable.removeprefix(PREFIX), known, 1)
+            hint = (
+                f"did you mean {PREFIX}{close[0]}?" if close else "see `python -m app serve --help` for the settings."
+            )
             raise SettingsError(f"The environment variable {variable} is no setting; {hint}")
     try:
         return Settings(**given)

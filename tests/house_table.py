@@ -53,8 +53,10 @@ ROWS = (
     Row(
         "app.generation", ("app.stream", "app.choice", "app.text", "app.worker_client", "model.protocol"), ("msgspec",)
     ),
-    Row("app.metrics", ("model.protocol",), ("prometheus_client", "msgspec")),
+    Row("app.metrics", ("app.live", "model.protocol"), ("prometheus_client", "msgspec")),
     Row("app.security", (), ("starlette", "msgspec")),
+    Row("app.gate", ("app.security",), ("structlog", "starlette", "msgspec")),
+    Row("app.connections", (), ("uvicorn",)),
     Row("app.logs", (), ("structlog",)),
     Row("app.tracing", ("model.protocol",), ("opentelemetry",)),
     Row("app.live", ("model.protocol",), ("msgspec",)),

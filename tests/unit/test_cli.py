@@ -1,0 +1,130 @@
+"""The command line as a person meets it: help, the banner, and failures that are one line and an exit code."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from app import banner, cli
+from app.settings import Settings
+from model.protocol import Ready
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+READY = Ready(
+    version=1, pid=1, model="smollm2-135m-instruct", family="llama", context=8192, vocabulary=49152, num_blocks=2912,
+    block_size=16, max_sequences=64, token_budget=512, dtype="q4_1", device="cpu", kernels="cpu",
+    policies=("none", "sinks", "window"), weight_bytes=97_000_000, cache_bytes=1 << 30, load_seconds=1.24,
+)  # fmt: skip
+
+
+def app(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "app", *arguments]
+    given = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "COLUMNS": "100", **environment}
+    return subprocess.run(command, cwd=ROOT, env=given, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_help_names_every_command() -> None:
+    done = app("--help")
+    assert done.returncode == 0
+    for command in ("serve", "pull", "chat", "bench", "inspect", "models"):
+        assert f" {command} " in done.stdout
+    assert "EVERSTREAM_" in done.stdout
+
+
+def test_serves_help_explains_every_setting_that_is_a_flag() -> None:
+    shown = " ".join(app("serve", "--help").stdout.replace("│", " ").split())
+    for name, field in Settings.model_fields.items():
+        flag = f"--{name.replace('_', '-')} "
+        assert (flag in shown) == field.json_schema_extra["flag"], name
+    assert "[default: 127.0.0.1]" in shown
+    assert "[default: 1.0GiB]" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "says"),
+    [
+        (("serve", "--model", "nonsense"), {}, "error: There is no model 'nonsense'"),
+        (("inspect", "nonsense"), {}, "error: There is no model 'nonsense'"),
+        (("pull", "nonsense"), {}, "error: There is no model 'nonsense'"),
+        (("serve", "--port", "70000"), {}, "error: --port is 70000: input should be less than or equal to 65535"),
+        (("serve",), {"EVERSTREAM_PORT": "x"}, "error: EVERSTREAM_PORT is 'x': "),
+        (("serve",), {"EVERSTREAM_PROT": "1"}, "error: The environment variable EVERSTREAM_PROT is no setting"),
+        (("chat", "--once", "hi", "--url", "http://127.0.0.1:9"), {}, "error: No server answers at http://127.0.0.1:9"),
+        (("chat", "--once", "hi", "--url", "gopher://x"), {}, "error: 'gopher://x' is no address of a server"),
+    ],
+)
+def test_failures_are_one_line_and_an_exit_code(
+    arguments: tuple[str, ...], environment: dict[str, str], says: str
+) -> None:
+    done = app(*arguments, **environment)
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert done.stderr.startswith(says)
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_wrong_flag_is_told_without_a_traceback() -> None:
+    done = app("serve", "--nonsense", "1")
+    assert done.returncode == 2
+    assert "No such option" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_serve_hands_settings_to_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model = tmp_path / "tiny.gguf"
+    model.write_bytes(b"GGUF")
+    from app import main  # here, since it loads the whole front end and the other tests do not need it
+    seen: list[tuple] = []
+    monkeypatch.setattr(cli.process, "launch_all", lambda configs: [f"process of {config.name}" for config in configs])
+    monkeypatch.setattr(main, "serve", lambda *arguments: seen.append(arguments) or 7)
+    code = cli.run(["serve", "--model", str(model), "--port", "0", "--no-resume", "--workers", "2", "--insecure"])
+    assert code == 7
+    ((chosen, configs, launched, revision),) = seen
+    assert (chosen.port, chosen.resume, chosen.insecure, revision) == (0, False, True, "local")
+    assert [config.name for config in configs] == ["tiny", "tiny"]
+    assert launched == ["process of tiny", "process of tiny"]
+
+
+def printed(terminal: bool) -> str:
+    out = io.StringIO()
+    banner.print_banner(
+        "http://127.0.0.1:8000",
+        [READY],
+        "llm==1",
+        Console(file=out, width=100, force_terminal=terminal, soft_wrap=True),
+    )
+    return out.getvalue()
+
+
+FACTS = (
+    "http://127.0.0.1:8000",
+    "smollm2-135m-instruct",
+    "llama",
+    "93 MiB of weights",
+    "8,192 tokens",
+    "endless with retention: sinks, window",
+    "1.0 GiB, 2,912 blocks of 16 tokens (46,592 tokens)",
+    "1.2 s",
+)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_banner_says_what_one_asks_first(terminal: bool) -> None:
+    shown = printed(terminal)
+    assert [fact for fact in FACTS if fact not in shown] == []
+
+
+def test_the_banners_curl_line_stands_alone_on_its_line_and_holds_json() -> None:
+    line = next(line for line in printed(True).splitlines() if line.startswith("curl"))
+    assert json.loads(line.split(" -d '")[1].removesuffix("'"))["model"] == "smollm2-135m-instruct"
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (98_362_432, "94 MiB"), (3 << 40, "3.0 TiB")]
+)
+def test_bytes_in_words(count: int, words: str) -> None:
+    assert banner.bytes_in_words(count) == words
