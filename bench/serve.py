@@ -20,11 +20,12 @@ import aiohttp
 from rich.console import Console
 from rich.table import Table
 
-WORDS = (
+COMMON = (
     "the of and to in a is that for it as was with be by on not he his but at are this have from or had an they which "
     "one you were her all she there would their we him been has when who will more no if out so said what up its about "
     "into than them can only other new some could time these two may then do first any my now such like our over man"
-).split()  # noqa: SIM905  (ninety words read better as text)
+)
+WORDS = COMMON.split()
 
 
 class Refused(Exception):
