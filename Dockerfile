@@ -11,6 +11,7 @@ FROM ${BASE_IMAGE} AS build
 ARG DEVICE=cpu
 ARG TORCH_INDEX=
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+# DL3008 wants a version of g++, which differs from base image to base image.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends g++ \
@@ -20,7 +21,7 @@ COPY requirements.lock ./
 # DEVICE=cpu insists on torch's CPU build: better no image than one with gigabytes of CUDA that nobody asked for.
 RUN python3 -m venv /srv/venv \
     && if [ "$DEVICE" = cpu ]; then sed -i 's/^\(torch==[0-9.]*\)$/\1+cpu/' requirements.lock; fi \
-    && /srv/venv/bin/python -m pip install --no-cache-dir --no-compile \
+    && /srv/venv/bin/python -m pip install --no-cache-dir \
         ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -r requirements.lock \
     && rm -rf /srv/venv/lib/python3*/site-packages/torch/{test,include,share} \
         /srv/venv/lib/python3*/site-packages/torch/bin/{protoc*,test_*} \
@@ -29,7 +30,7 @@ COPY app ./app
 COPY model ./model
 COPY LICENSE ./
 RUN /srv/venv/bin/python -m model.decoder.kernels.cpu.build \
-    && /srv/venv/bin/python -m compileall -q app model /srv/venv/lib
+    && /srv/venv/bin/python -m compileall -q app model
 
 FROM ${BASE_IMAGE}
 RUN groupadd --gid 10001 everstream \

@@ -21,10 +21,12 @@ test: install-test  ## everything; tests of the front end run where torch is not
 	.venv-front/bin/python -m pytest tests/unit tests/http
 	$(BIN)/python -m pytest tests --ignore=tests/unit --ignore=tests/http
 
-lint: .venv/.test  ## ruff and mypy --strict
+lint: .venv/.test  ## ruff, mypy --strict, hadolint, shellcheck
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy app model bench
+	$(BIN)/hadolint Dockerfile
+	$(BIN)/shellcheck docker/*.sh .ci/run
 
 format: .venv/.test
 	$(BIN)/ruff format .

@@ -20,12 +20,12 @@ import aiohttp
 from rich.console import Console
 from rich.table import Table
 
-COMMON = (
+SENTENCE = (
     "the of and to in a is that for it as was with be by on not he his but at are this have from or had an they which "
     "one you were her all she there would their we him been has when who will more no if out so said what up its about "
     "into than them can only other new some could time these two may then do first any my now such like our over man"
 )
-WORDS = COMMON.split()
+WORDS = SENTENCE.split()
 
 
 class Refused(Exception):

