@@ -49,29 +49,36 @@ def load(path: str | Path, *, backend: Backend, context: int = 0) -> Loaded:
     opened = open_checkpoint(path, context)
     decoder = Decoder(opened.spec, backend)
     for name, ours in opened.books.used.items():
-        _fill(decoder, opened, name, ours)
+        fill(decoder, opened, name, ours, opened.source.read(name))
         opened.source.release(name)
+    finish(decoder, opened)
+    return Loaded(decoder, opened.spec, opened.books, opened.bos_token_id, opened.eos_token_ids)
+
+
+def fill(decoder: Decoder, opened: Opened, name: str, ours: str, data: Tensor) -> None:
+    """Fill the parameters that the stored tensor `name` holds; `ours` is its place."""
+    info = opened.table[name]
+    try:
+        for parameter, part in reshaped(opened, ours, data).items():
+            decoder.fill(parameter, as_parameter(info, part))
+    except CheckpointError:
+        raise
+    except (ValueError, KeyError, RuntimeError, IndexError, TypeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(
+            f"{opened.path}: the tensor {name!r} ({info.kind} {list(info.shape)}) does not fit this model ({reason}); "
+            "download it again, or use another checkpoint."
+        ) from error
+
+
+def finish(decoder: Decoder, opened: Opened) -> None:
+    """The end of the books: every parameter is filled, or a complaint."""
     missing = sorted(decoder.missing())
     if missing:
         shown = ", ".join(missing[:_FEW]) + (" …" if len(missing) > _FEW else "")
         raise CheckpointError(
-            f"{path} lacks {len(missing)} parameters ({shown}); download it whole, or convert it again."
+            f"{opened.path} lacks {len(missing)} parameters ({shown}); download it whole, or convert it again."
         )
-    return Loaded(decoder, opened.spec, opened.books, opened.bos_token_id, opened.eos_token_ids)
-
-
-def _fill(decoder: Decoder, opened: Opened, name: str, ours: str) -> None:
-    info = opened.table[name]
-    try:
-        for parameter, data in reshaped(opened, ours, opened.source.read(name)).items():
-            decoder.fill(parameter, as_parameter(info, data))
-    except CheckpointError:
-        raise
-    except (ValueError, KeyError, RuntimeError, IndexError, TypeError) as error:
-        raise CheckpointError(
-            f"{opened.path}: the tensor {name!r} ({info.kind} {list(info.shape)}) does not fit this model ({error}); "
-            "download it again, or use another checkpoint."
-        ) from error
 
 
 def reshaped(opened: Opened, ours: str, data: Tensor) -> Mapping[str, Tensor]:

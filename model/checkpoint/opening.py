@@ -64,7 +64,11 @@ def _open_gguf(path: Path, context: int) -> Opened:
     embedding = table.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise CheckpointError(f"{path} has no token embedding; give the model's main file, not an adapter or a part.")
-    metadata = dict(source.metadata) | {"vocab_size": embedding.shape[0], "tensor_names": frozenset(table)}
+    metadata = dict(source.metadata) | {
+        "vocab_size": embedding.shape[0],
+        "tensor_names": frozenset(table),
+        "tensor_values": _configuration_tensors(source, table),
+    }
     spec = _spec(path, lambda: family.spec(family.gguf_config(metadata), context))
     books = assign(
         table,
@@ -86,6 +90,15 @@ def _open_gguf(path: Path, context: int) -> Opened:
         bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
         eos_token_ids=tuple(dict.fromkeys(int(end) for end in ends if isinstance(end, int))),
     )
+
+
+def _configuration_tensors(source: GgufSource, table: Mapping[str, TensorInfo]) -> dict[str, tuple[float, ...]]:
+    """Small tensors that are configuration: the divisors of a rope scaling."""
+    return {
+        name: tuple(source.read(name).tolist())
+        for name in ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+        if name in table and table[name].kind == "F32" and len(table[name].shape) == 1
+    }
 
 
 def _open_folder(folder: Path, context: int) -> Opened:
