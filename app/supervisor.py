@@ -145,7 +145,11 @@ class Supervisor:
                 await self._live(slot, slot.launched)
             except OSError as error:
                 self._failed(slot, f"a worker process cannot be started: {error}")
+            except Exception as error:
+                log.exception("a fault of the supervisor's own", extra={"worker": slot.number})
+                self._failed(slot, f"a worker cannot be supervised: {error}")
             if slot.launched is not None:
+                slot.launched.kill()
                 slot.launched.close()
                 slot.launched = None
             if not self._stopping:

@@ -223,7 +223,7 @@ class Ready(Struct, frozen=True, tag="ready", omit_defaults=True):
     layer_windows: tuple[int, ...] = ()
 
 
-class Accepted(Struct, frozen=True, tag="accepted", array_like=True):
+class Accepted(Struct, frozen=True, tag="accepted"):
     """The request passed admission and is queued: a stream may begin."""
 
     request: str
