@@ -44,7 +44,7 @@ LOCK = $(BIN)/pip-compile --quiet --strip-extras --no-header --no-annotate --no-
 	--no-emit-trusted-host --no-emit-find-links --no-emit-options --allow-unsafe pyproject.toml
 lock: .venv/.base
 	$(BIN)/pip install $(PIP_FLAGS) pip-tools
-	$(LOCK) --extra worker --extra grammar -o requirements.lock
+	$(LOCK) --extra worker --extra otel -o requirements.lock
 	$(LOCK) --all-extras -c requirements.lock -o requirements-test.lock
 	$(LOCK) --extra front-test -c requirements-test.lock -o requirements-front.lock
 	sed -i 's/^\(torch==[0-9.]*\)+.*/\1/' requirements*.lock
