@@ -1,0 +1,37 @@
+// The inner loops of attention on one tile of 32 keys: conversion, scores, softmax, values.
+// Knows vectors of eight keys or eight channels; each row's arithmetic is the same whatever rows are beside it.
+#pragma once
+#include <cstdint>
+
+namespace es {
+
+constexpr int64_t kMaxRows = 128;  // query rows of one unit
+
+struct KeyTile {
+    float* k;  // [4][head_dim][8]
+    float* v;  // [32][head_dim]
+};
+
+// How a product of query and key becomes a score. `from` is the query's (virtual) position minus the tile's first.
+struct ScoreRule {
+    float scale, softcap, slope, from;
+};
+
+void clear_chunk(KeyTile& tile, int64_t head_dim, int64_t chunk);
+// Eight keys from the cache; values outside [from, to) are made zero (they may be anything, also NaN).
+void convert_chunk(KeyTile& tile, int64_t head_dim, int64_t chunk, const uint8_t* k, const uint8_t* v, bool half,
+                   int64_t from, int64_t to);
+
+// scores [rows][32] for chunks [from, to) of eight keys.
+void multiply_keys(const KeyTile& tile, int64_t head_dim, const float* q, int64_t rows, int64_t from, int64_t to,
+                   float* scores);
+
+// Products in `p` become weights relative to the new `top`; keys outside [lo, hi) weigh nothing.
+// Returns the factor by which what was mixed before shrinks.
+float softmax_row(const ScoreRule& rule, int lo, int hi, float* p, float& top, float& sum);
+
+// mixed [rows][head_dim] = mixed * factor + weights [rows][32] times values of keys [from, to).
+void add_values(const KeyTile& tile, int64_t head_dim, const float* weights, const float* factors, int64_t rows,
+                int64_t from, int64_t to, float* mixed);
+
+}  // namespace es
