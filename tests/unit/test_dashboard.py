@@ -29,7 +29,7 @@ worker_restarts_total worker_resident_memory_bytes front_end_resident_memory_byt
 def exposed() -> set[str]:
     """Every sample name that /metrics can show, labelled ones too that nobody has counted yet."""
     metrics = Metrics()
-    metrics.watch(lambda: 0, lambda: 0)
+    metrics.watch(lambda: 0, lambda: 0, lambda: 0)
     suffixes = {"counter": ("",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
     types = re.findall(r"^# TYPE (\w+) (\w+)$", metrics.text().decode(), re.M)
     return {name + suffix for name, kind in types for suffix in suffixes[kind]}
