@@ -46,6 +46,10 @@ class Pool(Protocol):
     def ready(self) -> Ready | None:
         """What a worker that is up said of itself; None while there is none."""
 
+    @property
+    def num_ready(self) -> int:
+        """How many workers are up."""
+
     def place(self, submit: Submit, inbox: Inbox) -> None:
         """Hand a request to a worker, now or as soon as one is up."""
 

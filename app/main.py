@@ -26,7 +26,7 @@ from app.connections import ConnectionLimits, limited
 from app.gate import Gate, Limits
 from app.generation import Admission, Pool, Service, ServiceObserver
 from app.metrics import Metrics
-from app.process import Launched
+from app.process import WORKER, Launched
 from app.security import Keys, UnsafeBind, check_bind
 from app.settings import Settings
 from app.supervisor import StartFailed, Supervisor
@@ -60,7 +60,7 @@ def create_app(
         log_prompts=settings.log_prompts,
     )
     service = Service(pool, tokenizer, admission, observer or metrics, settings.served_name or model)
-    metrics.watch(lambda: service.num_open, lambda: service.num_waiting)
+    metrics.watch(lambda: service.num_open, lambda: service.num_waiting, lambda: pool.num_ready)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -95,16 +95,28 @@ def create_app(
     return app
 
 
-def serve(settings: Settings, configs: Sequence[EngineConfig], launched: Sequence[Launched], revision: str = "") -> int:
-    """Run the server until a signal ends it; returns the exit code. The workers load meanwhile."""
+def serve(
+    settings: Settings,
+    configs: Sequence[EngineConfig],
+    launched: Sequence[Launched],
+    revision: str = "",
+    command: Sequence[str] = WORKER,
+) -> int:
+    """Run the server until a signal ends it; returns the exit code. The workers load meanwhile.
+
+    `command` starts a worker in the place of one that died.
+    """
     logs.configure(settings.log_level)
     try:
         keys = Keys(settings.api_keys, settings.api_keys_file)
         check_bind(settings.host, keys, settings.insecure)
         listener = _listen(settings.host, settings.port)
         _raise_descriptor_limit()
+        metrics = Metrics()
         tokenizer = load_tokenizer(configs[0].model)
-        return uvloop.run(_serve(settings, configs, launched, revision, keys, listener, tokenizer))
+        supervisor = Supervisor(configs, metrics, launched, command)
+        app = create_app(settings, supervisor, tokenizer, metrics, keys=keys, model=configs[0].name)
+        return uvloop.run(_run(settings, supervisor, app, listener, revision))
     except (UnsafeBind, StartFailed, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -114,18 +126,7 @@ def serve(settings: Settings, configs: Sequence[EngineConfig], launched: Sequenc
             process.close()
 
 
-async def _serve(
-    settings: Settings,
-    configs: Sequence[EngineConfig],
-    launched: Sequence[Launched],
-    revision: str,
-    keys: Keys,
-    listener: socket.socket,
-    tokenizer: Tokenizer,
-) -> int:
-    metrics = Metrics()
-    supervisor = Supervisor(configs, metrics, launched)
-    app = create_app(settings, supervisor, tokenizer, metrics, keys=keys, model=configs[0].name)
+async def _run(settings: Settings, supervisor: Supervisor, app: FastAPI, listener: socket.socket, revision: str) -> int:
     limits = ConnectionLimits(
         settings.max_connections, int(settings.max_header_bytes), settings.header_timeout, settings.write_timeout
     )

@@ -89,10 +89,6 @@ class WorkerTotals(Collector):
             for name in _COUNTERS:
                 self._past[name] += getattr(stats, name)
 
-    def num_lives(self) -> int:
-        """Workers that have made a step and live."""
-        return len(self._now)
-
     def total(self, name: str) -> float:
         """One counter of `Stats` over all lives."""
         return self._past[name] + sum(float(getattr(stats, name)) for stats in self._now.values())
@@ -141,13 +137,13 @@ class Metrics:
         self.output_size = self._histogram("request_generation_tokens", "Output tokens of a request.", TOKENS)
         self.step_tokens = self._histogram("iteration_tokens_total", "Tokens computed in one engine step.", TOKENS)
         self._measured("front_end_resident_memory_bytes", "Resident memory of the front end.", _resident_bytes)
-        self._measured("workers_ready", "Workers that are up and have made a step.", self.totals.num_lives)
 
     def _measured(self, name: str, text: str, measure: Callable[[], float]) -> None:
         Gauge(PREFIX + name, text, registry=self.registry).set_function(measure)
 
-    def watch(self, num_open: Callable[[], int], num_queued: Callable[[], int]) -> None:
-        """Show how many streams the service has open, and how many of them no step has worked on yet."""
+    def watch(self, num_open: Callable[[], int], num_queued: Callable[[], int], num_ready: Callable[[], int]) -> None:
+        """Show what is counted elsewhere: open streams, those no step has worked on yet, workers that are up."""
+        self._measured("workers_ready", "Workers that are up.", num_ready)
         self._measured("streams_open", "Streams that are open.", num_open)
         self._measured("streams_queued", "Streams that no step has worked on yet.", num_queued)
 

@@ -84,6 +84,11 @@ class Supervisor:
         return next((client.ready for client in self._clients()), None)
 
     @property
+    def num_ready(self) -> int:
+        """How many workers are up."""
+        return len(self._clients())
+
+    @property
     def workers(self) -> list[tuple[int, Ready | None, Stats | None]]:
         """Each worker's number, and what it last said, for a person to look at."""
         return [(s.number, s.client.ready, s.client.stats) if s.client else (s.number, None, None) for s in self._slots]

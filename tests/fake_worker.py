@@ -57,6 +57,7 @@ class FakePool:
         config = config or EngineConfig(model="fake", name="fake", socket="")
         self.engine = FakeEngine(config, Behaviour(**behaviour))
         self.ready = self.engine.ready()
+        self.num_ready = 1
         self.inboxes = {}
         self.cancelled = []
         self.submitted = []

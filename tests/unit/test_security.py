@@ -1,0 +1,78 @@
+"""API keys: digests, hot reload, salts, and no public address without them."""
+
+import hmac
+import os
+
+import pytest
+
+from app import security
+from app.security import Keys, UnsafeBind, check_bind
+
+
+def test_without_keys_everybody_may_come_in():
+    assert Keys().salt(None) == ""
+    assert not Keys().required
+
+
+def test_several_keys_each_with_its_own_salt():
+    keys = Keys("alpha, beta")
+    salts = {keys.salt("Bearer alpha"), keys.salt("bearer beta")}
+    assert len(salts) == 2
+    assert None not in salts
+    assert "" not in salts
+    assert all("alpha" not in salt and "beta" not in salt for salt in salts)
+    assert keys.salt("Bearer alpha") == keys.salt("Bearer alpha")
+
+
+WRONG = [None, "", "Bearer", "Bearer ", "Bearer alph", "Bearer alphaa", "Basic alpha", "alpha", "Bearer \udcff"]
+
+
+@pytest.mark.parametrize("header", WRONG)
+def test_wrong_keys_stay_out(header):
+    assert Keys("alpha").salt(header) is None
+
+
+def test_every_key_is_compared_whatever_the_first_says(monkeypatch):
+    seen = []
+    real = hmac.compare_digest
+    monkeypatch.setattr(security.hmac, "compare_digest", lambda a, b: seen.append(a) or real(a, b))
+    keys = Keys("a,b,c,d")
+    keys.salt("Bearer a")
+    assert len(seen) == 4
+
+
+def test_key_file_is_read_again(tmp_path, monkeypatch):
+    file = tmp_path / "keys"
+    file.write_text("# ours\nfirst\n\nsecond # of the batch job\n")
+    keys = Keys("", file)
+    assert keys.salt("Bearer second")
+    assert keys.salt("Bearer third") is None
+    file.write_text("third\n")
+    os.utime(file, ns=(1, 1))
+    monkeypatch.setattr(security, "RELOAD_SECONDS", 0.0)
+    assert keys.salt("Bearer third")
+    assert keys.salt("Bearer first") is None
+    file.unlink()
+    assert keys.salt("Bearer third"), "an unreadable file keeps the keys there are"
+
+
+def test_an_emptied_key_file_locks_out(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("")
+    keys = Keys("", file)
+    assert keys.required
+    assert keys.salt(None) is None
+    assert keys.salt("Bearer ") is None
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])
+def test_public_bind_needs_keys_or_insecure(host):
+    with pytest.raises(UnsafeBind, match="--insecure"):
+        check_bind(host, Keys(), insecure=False)
+    check_bind(host, Keys("k"), insecure=False)
+    check_bind(host, Keys(), insecure=True)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.3.2.1"])
+def test_loopback_is_free(host):
+    check_bind(host, Keys(), insecure=False)
