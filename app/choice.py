@@ -4,7 +4,6 @@ Knows the detokenizer, the stop strings and the ids a resume needs; no worker, n
 part of a stop string or a character that is not complete; the joined deltas are the whole answer.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,7 +11,7 @@ from app.ledger import Ledger
 from app.text.detokenizer import Detokenizer
 from app.text.stops import StopScanner
 from app.text.tokenizer import Tokenizer
-from model.protocol import BlockView, Retention, Row, TokenLogprob
+from model.protocol import BlockView, Ready, Retention, Row, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +68,12 @@ class OutOfOrder(Exception):
 class Choice:
     """The state of one choice between its first and its last delta."""
 
-    def __init__(self, number: int, options: TextOptions, tokenizer: Tokenizer, layer_windows: Sequence[int]) -> None:
+    def __init__(self, number: int, options: TextOptions, tokenizer: Tokenizer, ready: Ready) -> None:
         self.number = number
         self.finish_reason: str | None = None
         self.evicted = 0
         self.last_token = 0.0
-        self.ledger = Ledger(number, len(options.prompt_ids), options.retention, layer_windows)
+        self.ledger = Ledger(number, len(options.prompt_ids), options.retention, ready.layer_windows, ready.block_size)
         self._tokenizer = tokenizer
         self._include_stop = options.include_stop
         self._detokenizer = Detokenizer(tokenizer, options.skip_special_tokens)

@@ -157,7 +157,7 @@ class Service:
         stream = Stream(
             generation,
             self.tokenizer,
-            ready.layer_windows,
+            ready,
             Inbox(bounds.stream_buffer),
             self._pool.place,
             self._observer,

@@ -2,7 +2,8 @@
 
 Knows output ids and counts only. Without retention every output id is kept; with it, the ids among the
 sinks and the last ids a replay needs: 1 + the sum over layers of (min(layer window, window) - 1), since
-each layer's kept keys depend on one window of the layer below.
+each layer's kept keys depend on one window of the layer below. Both are kept one KV block longer, because
+a worker replays whole blocks.
 """
 
 from collections import Counter, deque
@@ -24,13 +25,16 @@ def replay_length(retention: Retention, layer_windows: Sequence[int]) -> int:
 class Ledger:
     """The output of one choice so far: all of it, or under retention what a replay needs and the counts."""
 
-    def __init__(self, choice: int, prompt_length: int, retention: Retention, layer_windows: Sequence[int]) -> None:
+    def __init__(
+        self, choice: int, prompt_length: int, retention: Retention, layer_windows: Sequence[int], block_size: int
+    ) -> None:
         self.choice = choice
         self.num_output_tokens = 0
         self.finished = False
         self._prompt_length = prompt_length
-        self._keep = replay_length(retention, layer_windows)
-        self._head_length = max(0, retention.sink_tokens - prompt_length) if self._keep else 0
+        length = replay_length(retention, layer_windows)
+        self._keep = length + block_size if length else 0
+        self._head_length = max(0, retention.sink_tokens + block_size - prompt_length) if length else 0
         self._head: list[int] = []
         self._tail: deque[int] = deque(maxlen=self._keep or None)
         self._counts: Counter[int] | None = Counter() if self._keep else None

@@ -18,6 +18,7 @@ from app.worker_client import Ended, Event, Inbox, Lost, Pulse
 from model.protocol import (
     Accepted,
     Failed,
+    Ready,
     Rejected,
     Retention,
     Row,
@@ -128,7 +129,7 @@ class Stream:
         self,
         generation: Generation,
         tokenizer: Tokenizer,
-        layer_windows: tuple[int, ...],
+        ready: Ready,
         inbox: Inbox,
         place: Callable[[Submit, Inbox], None],
         observer: Observer,
@@ -146,7 +147,7 @@ class Stream:
         self._place = place
         self._observer = observer
         self._resume = resume
-        self._choices = [Choice(n, generation, tokenizer, layer_windows) for n in range(generation.n)]
+        self._choices = [Choice(n, generation, tokenizer, ready) for n in range(generation.n)]
         self._open = generation.n
         self._pending: deque[Delta] = deque()
         self._strikes = 0

@@ -70,7 +70,7 @@ class Resume(Struct, frozen=True, omit_defaults=True):
     last delivered token; `tail_start` is len(prompt) unless older ids were dropped under retention, in
     which case `Submit.prompt` holds only the ids still known and `prompt_length` the true length.
     `counts` are how often each output token occurred, for penalties whose ids are gone. `head` are the
-    output ids among the stream's first `sink_tokens` positions, where the prompt is shorter than that
+    output ids among the stream's first `sink_tokens` + block size positions, where the prompt is shorter
     and older output ids were dropped; else it is empty.
     """
 

@@ -16,7 +16,7 @@ def test_replay_length_follows_the_layers():
 
 
 def test_without_retention_everything_stays():
-    ledger = Ledger(0, 3, Retention(), (0, 0))
+    ledger = Ledger(0, 3, Retention(), (0, 0), 16)
     for token in range(5000):
         ledger.append(token)
     resume = ledger.resume()
@@ -27,16 +27,16 @@ def test_without_retention_everything_stays():
 @pytest.mark.parametrize("prompt_length", [1, 3, 4, 100])
 def test_under_retention_memory_is_bounded_and_positions_are_true(prompt_length):
     retention = Retention("sinks", sink_tokens=4, window=8)
-    ledger = Ledger(2, prompt_length, retention, (0, 0, 4))
-    keep = replay_length(retention, (0, 0, 4))
+    ledger = Ledger(2, prompt_length, retention, (0, 0, 4), 16)
+    keep = replay_length(retention, (0, 0, 4)) + 16
     outputs = [token % 7 for token in range(1000)]
     for place, token in enumerate(outputs):
         ledger.append(token)
-        assert ledger.held <= keep + 4
+        assert ledger.held <= keep + 4 + 16
         resume = ledger.resume()
         assert resume.tail_start + len(resume.tail) == prompt_length + place + 1
         assert resume.tail == tuple(outputs[place + 1 - len(resume.tail) : place + 1])
     assert len(resume.tail) == keep
-    assert resume.head == tuple(outputs[: max(0, 4 - prompt_length)])
+    assert resume.head == tuple(outputs[: max(0, 4 + 16 - prompt_length)])
     assert dict(resume.counts) == {token: outputs.count(token) for token in range(7)}
     assert resume.choice == 2

@@ -177,9 +177,9 @@ async def test_an_endless_stream_resumes_from_bounded_memory(tokenizer):
             assert stream.usage.tokens_evicted > 300
     assert text == expected
     resume = bench.pool.submitted[-1].resume[0]
-    assert len(resume.tail) == 1 + 2 * 15
+    assert len(resume.tail) == 1 + 2 * 15 + 16
     assert resume.tail_start + len(resume.tail) == 1 + 390
-    assert len(resume.head) == 3
+    assert len(resume.head) == 3 + 16
     assert bench.pool.submitted[-1].prompt == (7,)
 
 
