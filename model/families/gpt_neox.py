@@ -20,6 +20,7 @@ _LAYER = "gpt_neox.layers.{}."
 NAMES: Mapping[str, str | None] = {
     "gpt_neox.embed_in.weight": "embedding",
     "embed_out.weight": "head",
+    "lm_head.weight": "head",  # newer files' name for it
     _LAYER + "attention.bias": None,  # the causal mask and the angles, which old files stored
     _LAYER + "attention.masked_bias": None,
     _LAYER + "attention.rotary_emb.inv_freq": None,

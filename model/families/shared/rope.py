@@ -36,14 +36,15 @@ def read_rope(
     if kind == "dynamic":
         served = context or trained
         return RopeSpec(**fields | {"scaling": "dynamic", "original_context": trained, "served_context": served})
-    fields["original_context"] = int(original or trained)
+    original = int(original or trained)
+    if kind in ("longrope", "su"):
+        return RopeSpec(**vars(plain) | _longrope(given, trained, original, context or trained))
+    fields["original_context"] = original
     if kind == "llama3":
         bands = {"low_factor": float(given["low_freq_factor"]), "high_factor": float(given["high_freq_factor"])}
         return RopeSpec(**fields | bands | {"scaling": "banded"})
     if kind == "yarn":
         return RopeSpec(**fields | _yarn(given, fields["factor"]) | {"scaling": "yarn"})
-    if kind in ("longrope", "su"):
-        return RopeSpec(**fields | _longrope(given, trained, fields["original_context"], context or trained))
     raise ValueError(f"the rope scaling {kind!r} is not known; known are linear, dynamic, yarn, llama3, longrope")
 
 
@@ -83,7 +84,6 @@ def _longrope(given: Mapping[str, Any], trained: int, original: int, served: int
         attention_factor = 1.0 if factor <= 1.0 else math.sqrt(1.0 + math.log(factor) / math.log(original))
     return {
         "scaling": "longrope",
-        "factor": float(factor),
         "attention_factor": float(attention_factor),
         "factors": tuple(float(value) for value in given["long_factor" if served > original else "short_factor"]),
     }
