@@ -1,0 +1,103 @@
+"""A request's bytes to a checked request, or a 4xx that names what is wrong; never a 500.
+
+Knows JSON and schemas. The size limit and the reading itself are the gate's; what the model can do is the door's.
+"""
+
+from typing import Any, TypeVar
+
+import msgspec
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+from starlette.requests import Request
+
+from app.api.errors import Invalid
+from app.api.schemas import HARMLESS, NOT_HONOURED, Strict
+
+Body = TypeVar("Body", bound=Strict)
+
+_ARMS = ("str", "int", "[key]")
+_UNIONS = {"prompt": "it must be a text, a list of token ids, or a list of either"}
+_MESSAGE_NULLS = {"refusal", "annotations", "audio", "tool_calls", "function_call"}
+
+
+async def read_body(request: Request, kind: type[Body]) -> Body:
+    """The request's body as `kind`. Raises Invalid: 415 for a content type, 400 for everything else."""
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json":
+        shown = content_type[:80] or "missing"
+        raise Invalid(
+            f"the content type is {shown!r}; send JSON with the header Content-Type: application/json",
+            code="unsupported_media_type",
+            status=415,
+        )
+    return parse_body(await request.body(), kind)
+
+
+def parse_body(data: bytes, kind: type[Body]) -> Body:
+    """`data` as a checked request. Raises Invalid."""
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Invalid(f"the body is no valid JSON: {str(error)[:200]}", code="invalid_json") from error
+    if not isinstance(value, dict):
+        raise Invalid("the body must be a JSON object", code="invalid_json")
+    fields = _honoured(value, kind)
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise Invalid(_sentence(first), _path(first) or None, "invalid_value") from error
+
+
+def _honoured(value: dict[str, Any], kind: type[Strict]) -> dict[str, Any]:
+    """The fields that mean something: without harmless ones, and without neutral values of those not served."""
+    known = kind.model_fields
+    fields: dict[str, Any] = {}
+    for name, given in value.items():
+        if name in known:
+            fields[name] = given
+        elif name in HARMLESS or (name in NOT_HONOURED and given is None):
+            continue
+        elif name in NOT_HONOURED:
+            neutral, why = NOT_HONOURED[name]
+            if not any(_same(given, one) for one in neutral):
+                raise Invalid(f"the field {name!r} {why}", name, "unsupported_parameter")
+        else:
+            fields[name] = given  # the schema refuses it by name
+    if isinstance(fields.get("messages"), list):
+        fields["messages"] = [_message(message, place) for place, message in enumerate(fields["messages"])]
+    return fields
+
+
+def _message(message: Any, place: int) -> Any:
+    """A message without what answers carry and say nothing with: null or empty tool calls and the like."""
+    if not isinstance(message, dict):
+        return message
+    if message.get("role") in ("tool", "function"):
+        raise Invalid("messages of tools are not served yet; leave them out", f"messages.{place}.role", "unsupported")
+    for name in _MESSAGE_NULLS & message.keys():
+        if message[name] not in (None, []):
+            raise Invalid(f"the message's {name!r} is not served yet", f"messages.{place}.{name}", "unsupported")
+    return {name: value for name, value in message.items() if name not in _MESSAGE_NULLS}
+
+
+def _same(given: Any, neutral: Any) -> bool:
+    return bool(given == neutral) and isinstance(given, bool) == isinstance(neutral, bool)
+
+
+def _path(fault: ErrorDetails) -> str:
+    """Where the fault is, as "messages.0.content": without pydantic's names for the arms of a union."""
+    first, *rest = (str(part) for part in fault["loc"]) if fault["loc"] else ("",)
+    kept = [part for part in rest if part not in _ARMS and not part.startswith(("list[", "constrained", "function-"))]
+    return ".".join((first, *kept))[:200]
+
+
+def _sentence(fault: ErrorDetails) -> str:
+    where = _path(fault)
+    if fault["type"] == "extra_forbidden":
+        return f"the field {where!r} is not known here; leave it out"
+    if fault["type"] == "missing":
+        return f"the field {where!r} is required"
+    message = _UNIONS.get(where.partition(".")[0]) or fault["msg"].removeprefix("Value error, ")
+    shown = msgspec.json.encode(fault["input"])[:60].decode(errors="replace")
+    return f"{where or 'the body'}: {message[:1].lower()}{message[1:]} (given: {shown})"
