@@ -172,4 +172,5 @@ def _note(answer: Answer, line: str) -> None:
 def fake_command(folder: Path, port: int, settings: dict, behaviour: dict) -> list[str]:
     """The command line of a server whose worker is the fake one."""
     flags = {"port": port, **settings}
-    return [sys.executable, str(Path(__file__).with_name("front.py")), str(folder), json.dumps(flags), json.dumps(behaviour)]  # fmt: skip
+    front = str(Path(__file__).with_name("front.py"))
+    return [sys.executable, front, str(folder), json.dumps(flags), json.dumps(behaviour)]

@@ -1,0 +1,193 @@
+"""A worker dies, hangs, or is killed by a request: no token is lost or repeated, and only the guilty fail."""
+
+import asyncio
+import os
+import random
+import signal
+import time
+
+import psutil
+import pytest
+
+from tests.system.harness import Answer, ask, client
+
+STREAMS = 16
+KILLS = 20
+
+
+async def kill_at_random(server, bodies, kills, expected, seed, least=12):
+    """Run all bodies as streams, kill the worker so many times, compare with the undisturbed answers."""
+    rng = random.Random(seed)
+    between = []
+    async with client(server) as http:
+        answers = [Answer() for _ in bodies]
+        tasks = [asyncio.create_task(ask(http, answer, **body)) for answer, body in zip(answers, bodies, strict=True)]
+        for _ in range(kills):
+            await asyncio.sleep(rng.uniform(0.05, 0.9))
+            while True:
+                open_now = sum(answer.between for answer in answers)
+                workers = server.workers()
+                if open_now >= least and workers and server.ready_status() == 200:
+                    break
+                assert not all(task.done() for task in tasks), "the streams ended before the kills did"
+                await asyncio.sleep(0.02)
+            between.append(sum(answer.between for answer in answers))
+            os.kill(workers[0].pid, signal.SIGKILL)
+            await asyncio.sleep(0.05)
+        await asyncio.gather(*tasks)
+    assert len(between) == kills
+    assert min(between) >= least
+    for answer, want in zip(answers, expected, strict=True):
+        assert not answer.errors
+        assert answer.finish == want.finish
+        assert answer.text == want.text
+        assert answer.usage == want.usage
+    return between
+
+
+async def undisturbed(server, bodies):
+    async with client(server) as http:
+        return await asyncio.gather(*(ask(http, **body) for body in bodies))
+
+
+async def test_kill_the_worker_again_and_again_under_streams(fake_server):
+    bodies = [
+        {"prompt": f"stream {number}", "max_tokens": 1500 + 10 * number, "stream_options": {"include_usage": True}}
+        for number in range(STREAMS)
+    ]
+    expected = await undisturbed(fake_server({}), bodies)
+    server = fake_server({"delay": 0.01})
+    await kill_at_random(server, bodies, KILLS, expected, seed=1)
+    values = await server.quiet()
+    assert values["worker_restarts_total"] == KILLS
+    assert values["streams_resumed_total"] >= 12 * KILLS
+    assert values["requests_poisoned_total"] == 0
+    assert values["generation_tokens_total"] == sum(1500 + 10 * number for number in range(STREAMS))
+    assert values['request_success_total{finished_reason="length"}'] == STREAMS
+
+
+async def test_without_resume_each_stream_gets_one_error_at_once(fake_server):
+    server = fake_server({"delay": 0.01}, resume=False)
+    async with client(server) as http:
+        answers = [Answer() for _ in range(8)]
+        tasks = [asyncio.create_task(ask(http, answer, prompt="x", max_tokens=3000)) for answer in answers]
+        while not all(answer.between for answer in answers):
+            await asyncio.sleep(0.01)
+        start = time.monotonic()
+        server.workers()[0].kill()
+        await asyncio.gather(*tasks)
+        assert time.monotonic() - start < 2
+        assert all(len(answer.errors) == 1 and "send it again" in answer.errors[0]["message"] for answer in answers)
+        server.wait_ready(10)
+        assert (await ask(http, prompt="x", max_tokens=3)).finish == ["length"]
+
+
+async def test_a_stopped_worker_is_replaced(fake_server):
+    bodies = [{"prompt": f"s{number}", "max_tokens": 600} for number in range(4)]
+    expected = await undisturbed(fake_server({}), bodies)
+    server = fake_server({"delay": 0.01}, silence=2.0)
+    async with client(server) as http:
+        answers = [Answer() for _ in bodies]
+        tasks = [asyncio.create_task(ask(http, answer, **body)) for answer, body in zip(answers, bodies, strict=True)]
+        while not all(answer.between for answer in answers):
+            await asyncio.sleep(0.01)
+        os.kill(server.workers()[0].pid, signal.SIGSTOP)
+        start = time.monotonic()
+        while server.ready_status() == 200:
+            await asyncio.sleep(0.05)
+        assert 4.0 < time.monotonic() - start < 6.0
+        server.wait_ready(10)
+        await asyncio.gather(*tasks)
+    assert [answer.text for answer in answers] == [answer.text for answer in expected]
+    assert all(answer.comments >= 1 for answer in answers), "a comment line goes down a silent stream"
+    assert server.metrics()["worker_restarts_total"] == 1
+
+
+async def test_an_honest_long_step_is_not_replaced(fake_server):
+    server = fake_server({"delay": 0.01, "long_step": [20, 10.0]}, silence=3.0)
+    async with client(server) as http:
+        start = time.monotonic()
+        answer = await ask(http, prompt="x", max_tokens=60)
+    assert time.monotonic() - start > 10
+    assert answer.finish == ["length"]
+    assert len(answer.text) == 60
+    assert answer.comments >= 2
+    assert server.metrics()["worker_restarts_total"] == 0
+
+
+async def test_poison_fails_alone(fake_server):
+    bodies = [{"prompt": f"good {number}", "max_tokens": 900} for number in range(6)]
+    expected = await undisturbed(fake_server({}), bodies)
+    server = fake_server({"delay": 0.01}, env={"EVERSTREAM_FAULT_TOKEN": "1"})
+    async with client(server) as http:
+        answers = [Answer() for _ in bodies]
+        tasks = [asyncio.create_task(ask(http, answer, **body)) for answer, body in zip(answers, bodies, strict=True)]
+        while not all(answer.between for answer in answers):
+            await asyncio.sleep(0.01)
+        poison = await ask(http, prompt=[65, 1, 66], max_tokens=5)
+        await asyncio.gather(*tasks)
+    message = poison.errors[0]["message"] if poison.errors else poison.body["error"]["message"]
+    assert "ended two workers" in message
+    assert [answer.text for answer in answers] == [answer.text for answer in expected]
+    values = server.metrics()
+    assert values["requests_poisoned_total"] == 1
+    assert values["worker_restarts_total"] == 2
+
+
+async def test_one_of_several_workers_dies_and_its_streams_move(fake_server):
+    bodies = [{"prompt": f"{number} " * 50, "max_tokens": 500} for number in range(8)]
+    expected = await undisturbed(fake_server({}), bodies)
+    server = fake_server({"delay": 0.01, "start_seconds": 0.5}, workers=2)
+    assert len(server.workers()) == 2
+    async with client(server) as http:
+        answers = [Answer() for _ in bodies]
+        tasks = [asyncio.create_task(ask(http, answer, **body)) for answer, body in zip(answers, bodies, strict=True)]
+        while not all(answer.between for answer in answers):
+            await asyncio.sleep(0.01)
+        assert server.metrics()["workers_ready"] == 2
+        server.workers()[0].kill()
+        await asyncio.sleep(0.1)
+        assert server.ready_status() == 200, "the other one serves"
+        resumed = server.metrics()["streams_resumed_total"]
+        await asyncio.gather(*tasks)
+        assert 1 <= resumed <= 7, "only the streams of the dead one move"
+    assert [answer.text for answer in answers] == [answer.text for answer in expected]
+    server.wait_ready(10)
+
+
+async def test_counters_survive_restarts(fake_server):
+    server = fake_server({"delay": 0.002})
+    async with client(server) as http:
+        for _ in range(3):
+            await ask(http, prompt="x", max_tokens=50)
+            before = await server.quiet()
+            os.kill(server.workers()[0].pid, signal.SIGKILL)
+            while server.metrics()["worker_restarts_total"] == before["worker_restarts_total"]:
+                await asyncio.sleep(0.02)
+            after = server.metrics()
+            for name in ("engine_steps_total", "tokens_sampled_total", "prompt_tokens_computed_total"):
+                assert after[name] == before[name]
+            server.wait_ready(10)
+        assert server.metrics()["tokens_sampled_total"] == 150
+        assert server.metrics()["generation_tokens_total"] == 150
+
+
+def test_the_socket_is_private_and_leaves_nothing_behind(fake_server, tmp_path):
+    server = fake_server({"start_seconds": 1.0}, ready=0, env={"TMPDIR": str(tmp_path)})
+    folders = []
+    end = time.monotonic() + 10
+    while not folders and time.monotonic() < end:
+        folders = list(tmp_path.glob("everstream-*/worker.sock"))
+        time.sleep(0.01)
+    assert folders[0].stat().st_mode & 0o777 in (0o600,)
+    assert folders[0].parent.stat().st_mode & 0o777 == 0o700
+    server.wait_ready()
+    assert not list(tmp_path.glob("everstream-*"))
+
+
+@pytest.mark.parametrize("name", ["EVERSTREAM_API_KEYS"])
+def test_the_worker_does_not_see_the_keys(fake_server, name):
+    server = fake_server({}, env={name: "very-secret"})
+    assert name in psutil.Process(server.process.pid).environ()
+    assert name not in server.workers()[0].environ()
+    assert "very-secret" not in server.log.read_text()

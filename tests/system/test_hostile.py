@@ -1,0 +1,218 @@
+"""Clients and machines at their worst: slow, many, huge, full disks, no descriptors; the service stays up."""
+
+import asyncio
+import contextlib
+import json
+import resource
+import socket
+import time
+
+import httpx
+
+from tests.system.harness import Answer, ask, client
+from tests.system.test_lifecycle import until
+
+MIB = 1 << 20
+
+
+def connect(server):
+    return socket.create_connection(("127.0.0.1", server.port), timeout=20)
+
+
+def post(body, path="/v1/completions"):
+    data = json.dumps({"model": "fake", "temperature": 0, **body}).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    return head.encode() + data
+
+
+async def test_a_reader_of_one_byte_a_second_is_ended(fake_server):
+    server = fake_server({"delay": 0.0}, stream_buffer=256, write_timeout=2.0)
+    before = server.memory()
+    slow = []
+    for _ in range(8):
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(("127.0.0.1", server.port))
+        sock.sendall(post({"prompt": "x", "stream": True, "max_tokens": None, "retention": {"policy": "sinks"}}))
+        slow.append(sock)
+    for _ in range(10):
+        for sock in slow:
+            sock.settimeout(0.1)
+            with contextlib.suppress(OSError):
+                sock.recv(1)
+        await asyncio.sleep(0.5)
+    values = await server.quiet()
+    assert server.memory() - before < 60 * MIB
+    ended = values['request_success_total{finished_reason="error"}']
+    assert ended + values['request_success_total{finished_reason="abort"}'] == 8
+    async with client(server) as http:
+        assert (await ask(http, prompt="x", max_tokens=3)).finish == ["length"]
+    for sock in slow:
+        sock.close()
+
+
+async def test_slow_senders_are_cut_off(fake_server):
+    server = fake_server({}, header_timeout=1.0, body_timeout=1.0)
+    silent, head, body = connect(server), connect(server), connect(server)
+    head.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n")
+    body.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+    start = time.monotonic()
+    assert await asyncio.to_thread(silent.recv, 100) == b""
+    assert (await asyncio.to_thread(head.recv, 4096)).startswith(b"HTTP/1.1 408")
+    assert (await asyncio.to_thread(body.recv, 4096)).startswith(b"HTTP/1.1 408")
+    assert time.monotonic() - start < 3
+
+
+async def test_long_heads_and_bodies_are_turned_away(fake_server):
+    server = fake_server({}, max_header_bytes=4096, max_body_bytes=100_000)
+    before = server.memory()
+    long_head = connect(server)
+    long_head.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nx-padding: " + b"a" * 8000)
+    assert long_head.recv(4096).startswith(b"HTTP/1.1 431")
+    big = connect(server)
+    big.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100000000\r\n\r\n")
+    reply = big.recv(4096)
+    assert reply.startswith(b"HTTP/1.1 413")
+    assert b"--max-body-bytes" in reply
+    chunked = connect(server)
+    chunked.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+    chunk = b"8000\r\n" + b"x" * 0x8000 + b"\r\n"
+    with contextlib.suppress(OSError):
+        for _ in range(100):
+            chunked.sendall(chunk)
+    assert chunked.recv(4096).startswith(b"HTTP/1.1 413")
+    long_but_fine = httpx.post(f"{server.url}/v1/completions", content=b"x" * 50_000)
+    assert long_but_fine.status_code == 400, "a long body right behind a short head is no long head"
+    assert server.memory() - before < 20 * MIB
+
+
+async def test_two_thousand_idle_connections(fake_server):
+    server = fake_server({}, header_timeout=60.0)
+    before = server.memory()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    idle = []
+    try:
+        for number in range(2000):
+            idle.append(connect(server))
+            if number % 200 == 0:
+                await asyncio.sleep(0.01)
+        async with client(server) as http:
+            start = time.monotonic()
+            assert (await ask(http, prompt="x", max_tokens=20)).finish == ["length"]
+            assert time.monotonic() - start < 2
+        per_connection = (server.memory() - before) / 2000
+        assert per_connection < 25_000, f"{per_connection:.0f} bytes a connection"
+    finally:
+        for sock in idle:
+            sock.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_more_connections_than_allowed_get_503(fake_server):
+    server = fake_server({}, max_connections=10)
+    idle = [connect(server) for _ in range(10)]
+    await asyncio.sleep(0.1)
+    late = connect(server)
+    assert (await asyncio.to_thread(late.recv, 4096)).startswith(b"HTTP/1.1 503")
+    idle.pop().close()
+    await asyncio.sleep(0.1)
+    assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+async def test_no_descriptors_left(fake_server):
+    limit = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))}
+    server = fake_server({"delay": 0.01}, popen=limit)
+    async with client(server) as http:
+        running = Answer()
+        task = asyncio.create_task(ask(http, running, prompt="x", max_tokens=300))
+        await until(lambda: running.pieces)
+        crowd = [connect(server) for _ in range(120)]
+        await asyncio.sleep(0.5)
+        assert server.process.poll() is None
+        await task
+        assert running.finish == ["length"]
+        for sock in crowd:
+            sock.close()
+        await asyncio.sleep(0.2)
+    async with client(server) as http:
+        assert (await ask(http, prompt="x", max_tokens=3)).finish == ["length"]
+
+
+async def test_a_full_disk_under_the_log(byte_model, fake_server, tmp_path):
+    limit = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))}
+    server = fake_server({}, popen=limit)
+    async with client(server) as http:
+        for _ in range(40):
+            assert (await ask(http, prompt="x", max_tokens=5)).finish == ["length"]
+    assert server.log.stat().st_size <= 3000
+    server.workers()[0].kill()
+    await until(lambda: server.metrics()["worker_restarts_total"] == 1)
+    server.wait_ready(10)
+    server.terminate()
+    server.ends()
+
+
+async def test_keys_guard_everything_but_health_metrics_and_the_page(fake_server, tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("first-key\n")
+    server = fake_server({}, api_keys_file=str(file), env={"EVERSTREAM_API_KEYS": "other-key"})
+    body = {"model": "fake", "prompt": "x", "max_tokens": 2}
+
+    def status(key=None, path="/v1/completions"):
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        if path != "/v1/completions":
+            return httpx.get(server.url + path, headers=headers).status_code
+        return httpx.post(server.url + path, json=body, headers=headers).status_code
+
+    assert [status(), status("wrong"), status("first-key"), status("other-key")] == [401, 401, 200, 200]
+    assert [status(path=path) for path in ("/health/live", "/health/ready", "/metrics")] == [200] * 3
+    assert [status(path=path) for path in ("/v1/models", "/live", "/docs")] == [401] * 3
+    file.write_text("second-key\n")
+    await asyncio.sleep(1.1)
+    assert [status("first-key"), status("second-key"), status("other-key")] == [401, 200, 200]
+    log = server.log.read_text()
+    assert not [key for key in ("first-key", "second-key", "other-key", "wrong") if key in log]
+    reply = httpx.post(f"{server.url}/v1/completions", json=body)
+    assert reply.json()["error"]["code"] == "invalid_api_key"
+    assert reply.headers["www-authenticate"] == "Bearer"
+
+
+async def test_health_and_metrics_can_be_guarded_too(fake_server):
+    server = fake_server({}, protect_health=True, protect_metrics=True, ready=0, env={"EVERSTREAM_API_KEYS": "k"})
+    await until(lambda: server.ready_status() == 401, 10)
+    assert httpx.get(f"{server.url}/metrics").status_code == 401
+    assert httpx.get(f"{server.url}/metrics", headers={"authorization": "Bearer k"}).status_code == 200
+
+
+async def test_cross_origin_is_off_unless_named(fake_server):
+    origin = {"origin": "https://page.example"}
+    plain = fake_server({})
+    assert "access-control-allow-origin" not in httpx.get(f"{plain.url}/health", headers=origin).headers
+    open_to_one = fake_server({}, cors_origins="https://page.example")
+    reply = httpx.get(f"{open_to_one.url}/health", headers=origin)
+    assert reply.headers["access-control-allow-origin"] == "https://page.example"
+    other = httpx.get(f"{open_to_one.url}/health", headers={"origin": "https://other.example"})
+    assert "access-control-allow-origin" not in other.headers
+
+
+async def test_prompts_are_not_logged_unless_asked(fake_server):
+    quiet, loud = fake_server({}), fake_server({}, log_prompts=True)
+    for server, logged in ((quiet, False), (loud, True)):
+        async with client(server) as http:
+            answer = await ask(http, prompt="my diary of today", max_tokens=4)
+        assert ("my diary of today" in server.log.read_text()) == logged
+        assert answer.text not in server.log.read_text()
+
+
+async def test_log_lines_are_json_with_the_request_id(fake_server):
+    server = fake_server({})
+    reply = httpx.get(f"{server.url}/v1/models", headers={"x-request-id": "abc-123"})
+    assert reply.headers["x-request-id"] == "abc-123"
+    odd = httpx.get(f"{server.url}/v1/models", headers={"x-request-id": "a b\tc" * 50})
+    assert len(odd.headers["x-request-id"]) == 32
+    lines = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
+    mine = [line for line in lines if line.get("request_id") == "abc-123"]
+    assert mine[0]["route"] == "/v1/models"
+    assert mine[0]["status"] == 200
+    assert {"event", "level", "logger", "timestamp", "seconds"} <= set(mine[0])
