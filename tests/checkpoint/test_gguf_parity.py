@@ -5,6 +5,10 @@ others are compared with the model that the file was made from; docs/models.md c
 file then comes from this project's tests and not from llama.cpp.
 """
 
+import math
+
+import gguf
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -163,3 +167,59 @@ def test_unverified_architectures_equal_the_model_they_were_made_from(tmp_path, 
 
 def test_every_gguf_architecture_has_its_row():
     assert set(READ_BY_TRANSFORMERS) | set(UNVERIFIED) == set(families.BY_GGUF_ARCHITECTURE)
+
+
+def banded_factors(dim, base, factor, low, high, original):
+    """The divisors that the converter stores for LLaMA 3.1's scaling (`rope_freqs.weight`), in its own words."""
+    factors = []
+    for index in range(0, dim, 2):
+        wavelength = 2 * math.pi * base ** (index / dim)
+        if wavelength < original / high:
+            factors.append(1.0)
+        elif wavelength > original / low:
+            factors.append(factor)
+        else:
+            smooth = (original / wavelength - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(factors, dtype=np.float32)
+
+
+def test_the_scaling_of_llama_3_1_comes_out_of_its_tensor(tmp_path, backend):
+    path = tmp_path / "model.gguf"
+    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+    parameters = {"rope_type": "llama3", "rope_theta": 10000.0} | scaling
+    model, wide, extra = build(("Llama", USUAL | OWN_HEAD | {"rope_parameters": parameters}, 96, ROPE))
+    factors = banded_factors(16, 10000.0, 8.0, 1.0, 4.0, 32)
+    assert len(set(factors.tolist())) > 2
+    write(path, model, "llama", wide, tensors={"rope_freqs.weight": factors}, **extra)
+    loaded = load(path, backend=backend)
+    assert loaded.books.dropped.keys() == {"rope_freqs.weight"}
+    assert_close(logits(loaded.decoder, backend, IDS), transformers_logits(model))
+
+
+def test_linear_scaling_comes_out_of_the_metadata(tmp_path, backend):
+    path = tmp_path / "model.gguf"
+    parameters = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+    model, wide, extra = build(("Llama", USUAL | OWN_HEAD | {"rope_parameters": parameters}, 96, ROPE))
+    linear = {"rope_scaling_type": gguf.RopeScalingType.LINEAR, "rope_scaling_factor": 4.0}
+    write(path, model, "llama", wide, **extra, **linear)
+    assert_close(logits(load(path, backend=backend).decoder, backend, IDS), transformers_logits(model))
+
+
+@pytest.mark.parametrize("original", [64, 8], ids=["short", "long"])
+def test_long_context_divisors_come_out_of_their_tensors(tmp_path, backend, original):
+    path = tmp_path / "model.gguf"
+    short, long = ([1.0 + step * index for index in range(8)] for step in (0.1, 0.7))
+    parameters = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": short, "long_factor": long}
+    values = USUAL | OWN_HEAD | {"rope_parameters": parameters, "original_max_position_embeddings": original}
+    model, wide, extra = build(("Phi3", values, 96, ROPE))
+    tensors = {
+        "rope_factors_short.weight": np.array(short, np.float32),
+        "rope_factors_long.weight": np.array(long, np.float32),
+    }
+    factor = math.sqrt(1 + math.log(128 / original) / math.log(original))
+    stated = {"rope_scaling_orig_ctx_len": original, "rope_scaling_attn_factors": factor}
+    write(path, model, "phi3", wide, tensors=tensors, **extra, **stated)
+    # transformers chooses by the length of each prompt, this project by the served context: keep both on one side.
+    loaded = load(path, backend=backend, context=16 if original == 64 else 128)
+    assert_close(logits(loaded.decoder, backend, IDS[:16]), transformers_logits(model)[:16])
