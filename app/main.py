@@ -5,6 +5,7 @@ a signal, drains, and returns the exit code. Every expected failure is one line 
 """
 
 import asyncio
+import atexit
 import contextlib
 import logging
 import os
@@ -115,7 +116,8 @@ def serve(
         metrics = Metrics()
         tokenizer = load_tokenizer(configs[0].model)
         supervisor = Supervisor(configs, metrics, launched, command)
-        app = create_app(settings, supervisor, tokenizer, metrics, keys=keys, model=configs[0].name)
+        observer = _observer(settings, metrics, configs[0].name)
+        app = create_app(settings, supervisor, tokenizer, metrics, observer, keys, configs[0].name)
         return uvloop.run(_run(settings, supervisor, app, listener, revision))
     except (UnsafeBind, StartFailed, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -124,6 +126,20 @@ def serve(
         for process in launched:
             process.kill()
             process.close()
+
+
+def _observer(settings: Settings, metrics: Metrics, model: str) -> ServiceObserver:
+    """Who hears of requests: the metrics, and the traces where they are asked for."""
+    if not settings.otlp_endpoint:
+        return metrics
+    try:
+        from app.tracing import Tracing
+    except ImportError as error:
+        text = f"--otlp-endpoint needs a package that is not installed ({error.name}): pip install 'everstream[otel]'"
+        raise ValueError(text) from error
+    tracing = Tracing(metrics, model, settings.otlp_endpoint)
+    atexit.register(tracing.close)
+    return tracing
 
 
 async def _run(settings: Settings, supervisor: Supervisor, app: FastAPI, listener: socket.socket, revision: str) -> int:
