@@ -58,7 +58,7 @@ ROWS = (
     Row("app.gate", ("app.security",), ("structlog", "starlette", "msgspec")),
     Row("app.connections", (), ("uvicorn",)),
     Row("app.logs", (), ("structlog",)),
-    Row("app.tracing", ("model.protocol",), ("opentelemetry",)),
+    Row("app.tracing", ("app.generation", "model.protocol"), ("opentelemetry",)),
     Row("app.live", ("model.protocol",), ("msgspec",)),
     Row("app.banner", ("model.protocol",), ("rich",)),
     Row("app.chat", (), ("rich",)),
@@ -112,6 +112,7 @@ ROWS = (
 LATE_IMPORTS = {
     ("app/catalog.py", "app.hub"): "the hub's library takes 0.3 s, and only hub ids need it",
     ("app/cli.py", "app.main"): "the worker is loading while the front end still imports its libraries",
+    ("app/main.py", "app.tracing"): "traces are an optional extra; off means not imported",
     ("app/cli.py", "app.chat"): "only `chat` draws Markdown; serve must not wait for it",
     ("model/checkpoint/tokenizer_conversion.py", "transformers"): "its errors must come out as one sentence",
     ("model/checkpoint/opening.py", "transformers"): "folders need it, GGUF never does, and it costs three seconds",
