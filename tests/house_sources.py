@@ -6,7 +6,7 @@ Knows syntax (Python by its own parser; C++, JavaScript and CSS by their braces)
 import ast
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -148,3 +148,55 @@ def _function_name(head: str) -> str:
         return ""
     word = re.search(r"([\w~]+|\])\s*$", before)
     return word[1] if word else "(anonymous)"
+
+
+def defines(file: str, name: str) -> bool:
+    return any(isinstance(node, ast.FunctionDef) and node.name == name for node in tree(file).body)
+
+
+def schema_classes() -> dict[str, list[str]]:
+    """The request models of app/api/schemas* and the fields of each."""
+    return {
+        node.name: [
+            part.target.id
+            for part in node.body
+            if isinstance(part, ast.AnnAssign)
+            and isinstance(part.target, ast.Name)
+            and part.target.id != "model_config"
+        ]
+        for file in python_files("app/api")
+        if "/schemas" in file
+        for node in tree(file).body
+        if isinstance(node, ast.ClassDef)
+    }
+
+
+def words_of(files: Iterable[str]) -> set[str]:
+    """Every attribute read, keyword given and string written in these files."""
+    words: set[str] = set()
+    for file in files:
+        for node in ast.walk(tree(file)):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                words.add(node.attr)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                words.add(node.value)
+            elif isinstance(node, ast.keyword) and node.arg:
+                words.add(node.arg)
+    return words
+
+
+def readme_files() -> list[str]:
+    """The paths that the README's tree names: a fenced block, folders end in a slash, two spaces a level."""
+    block = re.search(r"<!-- tree -->\s*```\w*\n(.*?)```", text("README.md"), re.S)
+    assert block, "README.md has no tree between <!-- tree --> and the end of its fenced block"
+    paths, folders = [], []
+    for line in block[1].splitlines():
+        name = line.split()[0] if line.strip() else ""
+        depth = (len(line) - len(line.lstrip())) // 2
+        del folders[depth:]
+        if name.endswith("/"):
+            folders.append(name)
+        elif name:
+            assert len(line.split(maxsplit=1)) == 2, f"{name} has no word about itself"
+            paths.append("".join(folders) + name)
+    return paths

@@ -11,20 +11,26 @@ import sys
 import tomllib
 from collections.abc import Iterable
 
+import msgspec
 import pytest
 
+from model import protocol
 from tests.house_sources import (
     ROOT,
     braced_functions,
+    defines,
     functions,
     imports,
     is_module,
     module,
     python_files,
+    readme_files,
+    schema_classes,
     text,
     tracked,
     tree,
     vendored,
+    words_of,
 )
 from tests.house_table import FAMILY_WORDS, LATE_IMPORTS, ROWS, WAITING_FIELDS, Row
 
@@ -203,10 +209,6 @@ def test_every_module_states_its_boundary_and_every_public_name_what_it_is() -> 
 # 4. The decoder knows no family, and no field of its spec is dead.
 
 
-def defines(file: str, name: str) -> bool:
-    return any(isinstance(node, ast.FunctionDef) and node.name == name for node in tree(file).body)
-
-
 def test_decoder_and_engine_name_no_family() -> None:
     files = {module(file).split(".")[-1] for file in python_files("model/families") if defines(file, "spec")}
     words = sorted({*FAMILY_WORDS, *files}, key=len, reverse=True)
@@ -246,57 +248,39 @@ def test_every_field_of_the_specs_is_set_by_some_family() -> None:
 # 5. Every field of a request reaches something.
 
 
-def schema_classes() -> dict[str, dict[str, int]]:
-    """The request models of app/api/schemas*: their own fields and the lines they stand on."""
-    classes: dict[str, dict[str, int]] = {}
-    for file in python_files("app/api"):
-        if "/schemas" not in file:
-            continue
-        for node in tree(file).body:
-            if isinstance(node, ast.ClassDef):
-                fields = {
-                    part.target.id: part.lineno
-                    for part in node.body
-                    if isinstance(part, ast.AnnAssign)
-                    and isinstance(part.target, ast.Name)
-                    and part.target.id != "model_config"
-                }
-                classes[node.name] = fields
-    return classes
-
-
 def test_every_field_of_a_request_is_read() -> None:
     classes = schema_classes()
     assert len(classes) >= 4, "the request schemas were not found"
-    read: set[str] = set()
-    for file in python_files("app/api"):
-        for node in ast.walk(tree(file)):
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-                read.add(node.attr)
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                read.add(node.value)
+    read = words_of(file for file in python_files("app/api") if "/schemas" not in file)
     unread = [f"{name}.{field}" for name, fields in classes.items() for field in fields if field not in read]
     assert not unread, f"accepted and never read: {unread}"
 
 
+def test_every_word_of_the_door_is_said_and_heard() -> None:
+    """What a request carries is set in the room of text and read in the room of ids; answers go the other way."""
+    said_above, said_below = words_of(python_files("app")), words_of(["model/worker.py", *python_files("model/engine")])
+    down = (protocol.Submit, protocol.SamplingParams, protocol.Retention, protocol.Resume, protocol.Cancel)
+    up = (
+        protocol.Ready,
+        protocol.Row,
+        protocol.Step,
+        protocol.Stats,
+        protocol.Rejected,
+        protocol.Failed,
+        protocol.Beat,
+    )
+    faults = []
+    for kinds, sender, receiver in ((down, said_above, said_below), (up, said_below, said_above)):
+        for kind in kinds:
+            for field in msgspec.structs.fields(kind):
+                if field.name not in sender:
+                    faults.append(f"{kind.__name__}.{field.name} is never set")
+                if field.name not in receiver:
+                    faults.append(f"{kind.__name__}.{field.name} is never read")
+    assert not faults, "\n".join(faults)
+
+
 # 6. The README knows every file.
-
-
-def readme_files() -> list[str]:
-    """The paths that the README's tree names: a fenced block, folders end in a slash, two spaces a level."""
-    block = re.search(r"<!-- tree -->\s*```\w*\n(.*?)```", text("README.md"), re.S)
-    assert block, "README.md has no tree between <!-- tree --> and the end of its fenced block"
-    paths, folders = [], []
-    for line in block[1].splitlines():
-        name = line.split()[0] if line.strip() else ""
-        depth = (len(line) - len(line.lstrip())) // 2
-        del folders[depth:]
-        if name.endswith("/"):
-            folders.append(name)
-        elif name:
-            assert len(line.split(maxsplit=1)) == 2, f"{name} has no word about itself"
-            paths.append("".join(folders) + name)
-    return paths
 
 
 def test_every_file_has_its_line_in_the_readme() -> None:
