@@ -88,7 +88,7 @@ class Settings(BaseSettings):
     # Engine
     workers: int = option(1, "Engine", "worker processes, each with its own copy of the model", ge=1, le=64)
     threads: int = option(0, "Engine", "threads a worker; 0 shares the physical cores out", ge=0, le=1024)
-    block_size: int = option(16, "Engine", "tokens in a KV block", ge=1, le=1024)
+    block_size: int = option(16, "Engine", "tokens in a KV block, a multiple of 8", ge=8, le=1024, multiple_of=8)
     num_blocks: int = option(0, "Engine", "KV blocks; 0 sizes the cache by --cache-bytes", ge=0)
     cache_bytes: ByteSize = option(ByteSize(1 << 30), "Engine", "memory for the KV cache, e.g. 2GiB", ge=1 << 20)
     token_budget: int = option(512, "Engine", "most tokens computed in one step", ge=1)

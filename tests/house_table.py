@@ -24,6 +24,8 @@ WEB = ("fastapi", "starlette", "pydantic", "pydantic_core", "msgspec")
 SHARED = ("app.api.schemas", "app.api.schemas_requests", "app.api.errors", "app.api.bodies", "app.api.door")
 ROUTE = (*SHARED, "app.generation", "app.stream", "app.choice", "app.text", "model.protocol")
 
+DOING = tuple(f"model.engine.{name}" for name in ("batch", "runner", "sampler", "engine", "commit", "start"))
+
 ROWS = (
     # The room of text.
     Row("app.text.tokenizer", ("model.gguf_file", "app.text"), ("tokenizers", "jinja2", "gguf")),
@@ -70,13 +72,16 @@ ROWS = (
     Row("model.wire", ("model.protocol",), ("msgspec",)),
     Row("model.gguf_file model"),
     # The room of ids and tensors.
+    # Deciding: integers and dicts, no torch, nothing that imports it.
     Row(
         "model.engine.sequence model.engine.scheduler model.engine.block_pool model.engine.prefix_cache "
-        "model.engine.retention model.engine.stats model.engine.plan model.engine.admission model.engine.replay",
+        "model.engine.retention model.engine.residence model.engine.stats model.engine.plan",
         ("model.engine", "model.protocol", "model.config"),
         ("msgspec",),
-        ("model.engine.batch", "model.engine.runner", "model.engine.sampler", "model.engine.engine"),
+        DOING,
     ),
+    Row("model.engine.admission", ("model.engine.retention", "model.decoder.spec", "model.protocol")),
+    # Doing.
     Row("model.engine.grammar", ("model.engine", "model.protocol"), ("llguidance", "torch", "numpy")),
     Row("model.engine.engine", ("model.engine", "model.protocol", "model.config", "model.decoder"), ("torch",)),
     Row(
