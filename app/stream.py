@@ -231,6 +231,12 @@ class Stream:
         self.last_delta = time.monotonic()
         return self._pending.popleft()
 
+    def take_pending(self) -> tuple[Delta, ...]:
+        """What is there without waiting: the rest of what one step gave, so that it goes out in one write."""
+        pending = tuple(self._pending)
+        self._pending.clear()
+        return pending
+
     def close(self) -> None:
         """Cancel what still runs, and count the request; only the first call counts."""
         if self.timings.ended:

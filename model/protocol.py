@@ -123,7 +123,8 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
 
     `stages`, on request only: for the candidates in order, then the chosen token, its probability in the
     model's distribution and after penalties and bias, temperature, top_k, top_p, min_p and the rest:
-    one tuple of seven a token, 0.0 once a filter has cut it.
+    one tuple of seven a token, 0.0 once a filter has cut it. `entropy`, in nats, is the model's own
+    distribution's, filled when `trace` was asked for.
     """
 
     token: int
@@ -131,6 +132,7 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
     rank: int
     top: tuple[tuple[int, float], ...] = ()
     stages: tuple[tuple[float, ...], ...] = ()
+    entropy: float = 0.0
 
 
 class BlockView(Struct, frozen=True, array_like=True):

@@ -50,9 +50,12 @@ class Invalid(Exception):
 class Fault(Protocol):
     """What the service raises: a sentence, a status, a code."""
 
-    message: str
-    status: int
-    code: str | None
+    @property
+    def message(self) -> str: ...
+    @property
+    def status(self) -> int: ...
+    @property
+    def code(self) -> str | None: ...
 
 
 def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> ErrorBody:

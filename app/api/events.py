@@ -1,0 +1,109 @@
+"""Streams as server-sent events, and as whole answers: opening, merging, writing, and always closing.
+
+Knows deltas and bytes; what a chunk looks like is the route's. One write for all that one step gave.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import msgspec
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from app.api.errors import error_event
+from app.generation import Broken, Delta, Generation, Service, Stream
+
+log = logging.getLogger("everstream.api")
+
+WAITING = b": waiting\n\n"
+DONE = b"data: [DONE]\n\n"
+_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+encoder = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one step gave one prompt of a request; `deltas` is empty for a heartbeat."""
+
+    prompt: int
+    deltas: tuple[Delta, ...]
+
+
+def event(chunk: msgspec.Struct) -> bytes:
+    """One event."""
+    return b"data: " + encoder.encode(chunk) + b"\n\n"
+
+
+async def open_streams(stack: AsyncExitStack, service: Service, generations: Sequence[Generation]) -> list[Stream]:
+    """One stream a prompt, all open or none: leaving the stack ends them. Raises Refused."""
+    return [await stack.enter_async_context(service.open(generation)) for generation in generations]
+
+
+async def pieces(streams: Sequence[Stream]) -> AsyncIterator[Piece]:
+    """Everything the streams give, in the order it comes. Raises Broken when one of them cannot go on."""
+    if len(streams) == 1:
+        async for deltas in _steps(streams[0]):
+            yield Piece(0, deltas)
+        return
+    queue: asyncio.Queue[Piece | BaseException | None] = asyncio.Queue(2 * len(streams))
+    tasks = [asyncio.create_task(_pump(number, stream, queue)) for number, stream in enumerate(streams)]
+    running = len(tasks)
+    try:
+        while running:
+            item = await queue.get()
+            if item is None:
+                running -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pump(number: int, stream: Stream, queue: "asyncio.Queue[Piece | BaseException | None]") -> None:
+    try:
+        async for deltas in _steps(stream):
+            await queue.put(Piece(number, deltas))
+    except Exception as error:  # whoever reads the queue raises it
+        await queue.put(error)
+    else:
+        await queue.put(None)
+
+
+async def _steps(stream: Stream) -> AsyncIterator[tuple[Delta, ...]]:
+    """What is there at once, without heartbeats beside it; () is a heartbeat."""
+    async for first in stream:
+        yield tuple(delta for delta in (first, *stream.take_pending()) if delta.choice >= 0)
+
+
+async def guarded(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The body; a fault after its beginning becomes one error event and the end, never a silent cut."""
+    try:
+        async for data in body:
+            yield data
+    except Broken as broken:
+        yield error_event(broken)
+    except Exception as error:
+        log.exception("a stream failed")
+        yield error_event(Broken(f"the server failed at this stream ({type(error).__name__}); its log says why"))
+
+
+class EventResponse(StreamingResponse):
+    """A response of ready bytes that closes its streams however it ends."""
+
+    def __init__(self, body: AsyncIterator[bytes], stack: AsyncExitStack) -> None:
+        super().__init__(guarded(body), media_type="text/event-stream", headers=_HEADERS)
+        self._stack = stack
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._stack.aclose()
