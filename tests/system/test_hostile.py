@@ -8,6 +8,7 @@ import socket
 import time
 
 import httpx
+import pytest
 
 from tests.system.harness import Answer, ask, client
 from tests.system.test_lifecycle import until
@@ -15,8 +16,20 @@ from tests.system.test_lifecycle import until
 MIB = 1 << 20
 
 
-def connect(server):
-    return socket.create_connection(("127.0.0.1", server.port), timeout=20)
+@pytest.fixture
+def connect():
+    """Open plain connections to a server; they are closed with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def open_one(server, buffer=0):
+            sock = stack.enter_context(socket.socket())
+            sock.settimeout(20)
+            if buffer:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+            sock.connect(("127.0.0.1", server.port))
+            return sock
+
+        yield open_one
 
 
 def post(body, path="/v1/completions"):
@@ -25,14 +38,12 @@ def post(body, path="/v1/completions"):
     return head.encode() + data
 
 
-async def test_a_reader_of_one_byte_a_second_is_ended(fake_server):
+async def test_a_reader_of_one_byte_a_second_is_ended(fake_server, connect):
     server = fake_server({"delay": 0.0}, stream_buffer=256, write_timeout=2.0)
     before = server.memory()
     slow = []
     for _ in range(8):
-        sock = socket.socket()
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        sock.connect(("127.0.0.1", server.port))
+        sock = connect(server, buffer=4096)
         sock.sendall(post({"prompt": "x", "stream": True, "max_tokens": None, "retention": {"policy": "sinks"}}))
         slow.append(sock)
     for _ in range(10):
@@ -47,11 +58,9 @@ async def test_a_reader_of_one_byte_a_second_is_ended(fake_server):
     assert ended + values['request_success_total{finished_reason="abort"}'] == 8
     async with client(server) as http:
         assert (await ask(http, prompt="x", max_tokens=3)).finish == ["length"]
-    for sock in slow:
-        sock.close()
 
 
-async def test_slow_senders_are_cut_off(fake_server):
+async def test_slow_senders_are_cut_off(fake_server, connect):
     server = fake_server({}, header_timeout=1.0, body_timeout=1.0)
     silent, head, body = connect(server), connect(server), connect(server)
     head.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n")
@@ -63,7 +72,7 @@ async def test_slow_senders_are_cut_off(fake_server):
     assert time.monotonic() - start < 3
 
 
-async def test_long_heads_and_bodies_are_turned_away(fake_server):
+async def test_long_heads_and_bodies_are_turned_away(fake_server, connect):
     server = fake_server({}, max_header_bytes=4096, max_body_bytes=100_000)
     before = server.memory()
     long_head = connect(server)
@@ -86,7 +95,7 @@ async def test_long_heads_and_bodies_are_turned_away(fake_server):
     assert server.memory() - before < 20 * MIB
 
 
-async def test_two_thousand_idle_connections(fake_server):
+async def test_two_thousand_idle_connections(fake_server, connect):
     server = fake_server({}, header_timeout=60.0)
     before = server.memory()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -104,12 +113,10 @@ async def test_two_thousand_idle_connections(fake_server):
         per_connection = (server.memory() - before) / 2000
         assert per_connection < 25_000, f"{per_connection:.0f} bytes a connection"
     finally:
-        for sock in idle:
-            sock.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def test_more_connections_than_allowed_get_503(fake_server):
+async def test_more_connections_than_allowed_get_503(fake_server, connect):
     server = fake_server({}, max_connections=10)
     idle = [connect(server) for _ in range(10)]
     await asyncio.sleep(0.1)
@@ -120,7 +127,7 @@ async def test_more_connections_than_allowed_get_503(fake_server):
     assert httpx.get(f"{server.url}/health").status_code == 200
 
 
-async def test_no_descriptors_left(fake_server):
+async def test_no_descriptors_left(fake_server, connect):
     limit = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))}
     server = fake_server({"delay": 0.01}, popen=limit)
     async with client(server) as http:
