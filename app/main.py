@@ -111,14 +111,14 @@ def serve(
     try:
         keys = Keys(settings.api_keys, settings.api_keys_file)
         check_bind(settings.host, keys, settings.insecure)
-        listener = _listen(settings.host, settings.port)
+        listener = listen(settings.host, settings.port)
         _raise_descriptor_limit()
         metrics = Metrics()
         tokenizer = load_tokenizer(configs[0].model)
         supervisor = Supervisor(configs, metrics, launched, command)
         observer = _observer(settings, metrics, configs[0].name)
         app = create_app(settings, supervisor, tokenizer, metrics, observer, keys, configs[0].name)
-        return uvloop.run(_run(settings, supervisor, app, listener, revision))
+        return uvloop.run(run_until_signal(settings, supervisor, app, listener, revision))
     except (UnsafeBind, StartFailed, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -142,7 +142,10 @@ def _observer(settings: Settings, metrics: Metrics, model: str) -> ServiceObserv
     return tracing
 
 
-async def _run(settings: Settings, supervisor: Supervisor, app: FastAPI, listener: socket.socket, revision: str) -> int:
+async def run_until_signal(
+    settings: Settings, supervisor: Supervisor, app: FastAPI, listener: socket.socket, revision: str = ""
+) -> int:
+    """Serve on the listening socket until a signal comes, then drain. Raises StartFailed when no worker comes up."""
     limits = ConnectionLimits(
         settings.max_connections, int(settings.max_header_bytes), settings.header_timeout, settings.write_timeout
     )
@@ -199,7 +202,7 @@ def _on_signal(stop: asyncio.Event, supervisor: Supervisor) -> None:
     stop.set()
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     """A listening socket. Raises OSError with a sentence when the address cannot be had."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
