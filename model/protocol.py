@@ -11,6 +11,9 @@ from msgspec import Struct
 
 VERSION = 1
 
+MAX_PENALTY_RANGE = 1 << 16  # longest `penalty_range`, in tokens: what a stream remembers for it
+MAX_DRY_RANGE = 1 << 13  # longest `dry_range`; 0 means this
+
 RetentionPolicy = Literal["none", "sinks", "window", "restart"]
 FinishReason = Literal["", "stop", "length", "abort"]
 
@@ -61,6 +64,18 @@ class SamplingParams(Struct, frozen=True, omit_defaults=True):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     trace: int = 0
+
+
+def history_length(params: SamplingParams) -> int:
+    """How many of a stream's last ids its sampling controls look at; a Resume's tail must hold as many."""
+    dry = min(params.dry_range or MAX_DRY_RANGE, MAX_DRY_RANGE) if params.dry_multiplier > 0 else 0
+    words = max((len(word) for word in params.bad_words), default=1) - 1
+    return max(dry, words, min(params.penalty_range, MAX_PENALTY_RANGE) if penalises(params) else 0)
+
+
+def penalises(params: SamplingParams) -> bool:
+    """Whether one of the three penalties on tokens that have occurred is on."""
+    return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
 
 
 class Resume(Struct, frozen=True, omit_defaults=True):
