@@ -13,6 +13,7 @@ from torch import Tensor
 from model.decoder.decoder import Decoder
 from model.decoder.inputs import NO_WINDOW, DecoderInput
 from model.decoder.kernels import Backend
+from model.decoder.kernels.reference import ReferenceStore
 
 RUBBISH = 1e4
 
@@ -76,12 +77,15 @@ class Paged:
         oldest = max(0, stream.length - new - stream.window + 1) // size
         for logical in [logical for logical in stream.blocks if sink_blocks <= logical < oldest]:
             self.give_back(stream.blocks.pop(logical))
-        base = max(sink_blocks, oldest)
+        base = min((logical for logical in stream.blocks if logical >= sink_blocks), default=sink_blocks)
         kept = [stream.blocks[logical] for logical in sorted(stream.blocks)]
         return kept, sink_blocks, base
 
     def give_back(self, block: int) -> None:
         """Free a block and spoil it."""
-        for part in (*self.store.keys, *self.store.values):
-            part[block] = RUBBISH
+        if isinstance(self.store, ReferenceStore):
+            for part in (*self.store.keys, *self.store.values):
+                part[block] = RUBBISH
+        else:
+            self.store.spoil(block)
         self.free.insert(0, block)

@@ -29,15 +29,6 @@ STEPS = 32
 LENGTHS = (7, 40, 19)  # the second is prefilled in two chunks, the second of them beside the third
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Such small products only lose by being shared."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module", params=list(tiny.ROWS))
 def model(request):
     return tiny.build(request.param)

@@ -2,7 +2,8 @@
 
 Knows how weights and cache are held here; `reference_ops.py` has the arithmetic, `reference_attention.py`
 the paged attention. In float32 a row's result does not depend on its neighbours, bit for bit: every product
-gets a multiple of 8 rows, because with fewer torch takes other kernels that sum in another order.
+gets a multiple of 8 rows, each a multiple of 8 long, because torch takes other kernels, which sum in another
+order, for fewer rows and for rows that begin off a vector's bounds (measured).
 """
 
 from dataclasses import dataclass
@@ -23,17 +24,14 @@ _GROUP = 32  # weights that share a scale in Q4_0 and Q4_1
 
 @dataclass(frozen=True)
 class DenseWeight:
-    """A matrix in a float type."""
+    """A matrix in a float type, its rows filled up with zeros to a multiple of 8."""
 
-    data: Tensor  # [out_features, in_features]
+    data: Tensor  # [out_features, padded in_features]
+    in_features: int
 
     @property
     def out_features(self) -> int:
         return self.data.shape[0]
-
-    @property
-    def in_features(self) -> int:
-        return self.data.shape[1]
 
     @property
     def num_bytes(self) -> int:
@@ -41,13 +39,15 @@ class DenseWeight:
 
     def product(self, x: Tensor) -> Tensor:
         """x @ weight.T in the weight's type, returned in x's."""
-        rows = x.shape[0]
-        padded = functional.pad(x, (0, 0, 0, round_up(rows, ROWS) - rows)) if rows % ROWS else x
+        rows, width = x.shape
+        padded = x
+        if rows % ROWS or width % ROWS:
+            padded = functional.pad(x, (0, self.data.shape[1] - width, 0, round_up(rows, ROWS) - rows))
         return functional.linear(padded.to(self.data.dtype), self.data)[:rows].to(x.dtype)
 
     def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """[ids, in_features]: the rows named by `ids`."""
-        return self.data.index_select(0, ids).to(dtype)
+        return self.data.index_select(0, ids)[:, : self.in_features].to(dtype)
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,9 @@ class ReferenceBackend:
         if self._int4 and not lookup and weight.kind in ("Q4_0", "Q4_1") and weight.out_features % 16 == 0:
             return _pack_int4(weight)
         dense = dequantise_weight(weight) if weight.kind in BLOCK_BYTES else weight.data
-        return DenseWeight(dense.to(self.device, self.dtype, copy=True).contiguous())
+        dense = dense.to(self.device, self.dtype, copy=True)
+        pad = round_up(weight.in_features, ROWS) - weight.in_features
+        return DenseWeight(functional.pad(dense, (0, pad)).contiguous(), weight.in_features)
 
     def place(self, tensor: Tensor) -> Tensor:
         """Vectors and tables are read in the activations' type."""

@@ -9,6 +9,7 @@ query's result depends neither on its neighbours nor on how its prompt was cut.
                 tile 0              tile 2   tile 3           tile 1 is not visited
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +36,7 @@ class Group:
 
     def __init__(self, inputs: DecoderInput, members: list[int], block_size: int, device: torch.device) -> None:
         per_tile = max(1, _TILE // block_size)
+        per_tile += -per_tile % (_ROWS // math.gcd(_ROWS, block_size))  # tiles a multiple of 8 long
         self.tile = per_tile * block_size
         tables = {member: _tiles(inputs, member, per_tile, block_size) for member in members}
         members = sorted(members, key=lambda member: -len(tables[member]))
@@ -52,6 +54,7 @@ class Group:
         self.sinks = inputs.sinks[members].to(device, torch.int64)  # [sequences]
         self.windows = inputs.windows[members].to(device)
         self.max_sinks = int(inputs.sinks[members].max())
+        self.gaps = [part[members].to(device, torch.int64) * block_size for part in _gap(inputs)]  # [sequences] each
         self.blocks, self.starts = blocks.to(device), starts.to(device)
         self.sink_tiles = [bool((starts[:, tile] < self.max_sinks).any()) for tile in range(self.counts[0])]
         self._cells: dict[tuple[int, int], Tensor] = {}
@@ -93,7 +96,9 @@ class Group:
         active = self.active(tile)
         windows, sinks = (part[:active].view(-1, 1, 1) for part in self.narrowed(window))
         keys, queries = self.keys(tile), self.positions[:active].unsqueeze(2)
-        visible = (keys <= queries) & ((keys > queries - windows) | (keys < sinks))  # [active, queries, T]
+        first, end = (part[:active].view(-1, 1, 1) for part in self.gaps)
+        kept = (keys < first) | (keys >= end)
+        visible = kept & (keys <= queries) & ((keys > queries - windows) | (keys < sinks))  # [active, queries, T]
         mask = None
         if not bool(visible.all()):
             mask = (~visible).repeat_interleave(heads, dim=1)
@@ -222,6 +227,11 @@ class _GroupAttention:
         chosen = chosen.view(-1, group.queries, self._kv_heads, self._heads, self._head_dim).transpose(1, 2)
         chosen = chosen.reshape(len(group.counts), self._kv_heads, -1, self._head_dim).to(keys.dtype)
         return functional.pad(chosen, (0, keys.shape[-1] - self._head_dim, 0, self._rows - chosen.shape[2]))
+
+
+def _gap(inputs: DecoderInput) -> tuple[Tensor, Tensor]:
+    """Logical blocks from the first up to the second are not in the table, so their keys are not seen."""
+    return inputs.sink_blocks, inputs.recent_base
 
 
 def _tiles(inputs: DecoderInput, sequence: int, per_tile: int, block_size: int) -> dict[int, list[int]]:
