@@ -197,6 +197,50 @@ class ChatChunk(Struct, frozen=True):
     everstream: Watched | UnsetType = UNSET
 
 
+class Piece(Struct, frozen=True):
+    """A token of a text: the vocabulary's spelling, its bytes, and where they stand in the text, in bytes."""
+
+    id: int
+    piece: str
+    bytes: tuple[int, ...]
+    start: int
+    end: int
+
+
+class Tokenized(Struct, frozen=True):
+    """The ids of a text. `max_model_len` is the context."""
+
+    tokens: list[int]
+    count: int
+    pieces: list[Piece]
+    max_model_len: int
+
+
+class Detokenized(Struct, frozen=True):
+    """The text of ids."""
+
+    prompt: str
+
+
+class Model(Struct, frozen=True):
+    """The model that is served; sizes are tokens."""
+
+    id: str
+    object: str
+    created: int
+    owned_by: str
+    max_model_len: int
+    family: str
+    retention_policies: tuple[str, ...]
+
+
+class Models(Struct, frozen=True):
+    """The models that are served."""
+
+    object: str
+    data: list[Model]
+
+
 def usage_body(usages: Sequence[Usage]) -> UsageBody:
     """The usage of a request of one or more prompts."""
     prompt = sum(usage.prompt_tokens for usage in usages)

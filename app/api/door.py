@@ -127,9 +127,14 @@ class Door:
         return self.ready.context - length if length < self.ready.context else self.ready.context
 
     def params(
-        self, body: Sampling, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None
+        self, body: Sampling, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None, seed: int | None
     ) -> SamplingParams:
-        """A request's controls as the worker takes them. Raises Invalid. The seed is drawn where none is given."""
+        """A request's controls as the worker takes them. Raises Invalid.
+
+        `seed` goes before the request's own; where there is neither, one is drawn.
+        """
+        if seed is None:
+            seed = secrets.randbits(SAFE_SEED_BITS) if body.seed is None else body.seed
         min_tokens = body.min_tokens or 0
         if min_tokens > max_tokens:
             raise Invalid(f"min_tokens ({min_tokens}) is more than max_tokens ({max_tokens})", "min_tokens")
@@ -143,7 +148,7 @@ class Door:
             logit_bias=self._bias(body),
             bad_words=self._bad_words(body),
             allowed_token_ids=self._known(body.allowed_token_ids, "allowed_token_ids"),
-            seed=secrets.randbits(SAFE_SEED_BITS) if body.seed is None else body.seed,
+            seed=seed,
             min_tokens=min_tokens,
             max_tokens=max_tokens,
             stop_token_ids=self._known(body.stop_token_ids, "stop_token_ids"),

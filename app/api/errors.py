@@ -5,7 +5,7 @@ Knows status codes and sentences; knows no route. Faults of ours are logged and 
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import msgspec
 from fastapi import FastAPI, HTTPException
@@ -105,8 +105,3 @@ def install(app: FastAPI, faults: tuple[type[Exception], ...] = ()) -> None:
         app.add_exception_handler(kind, _on_fault)
     app.add_exception_handler(StarletteHTTPException, _on_http)
     app.add_exception_handler(Exception, _on_bug)
-
-
-def schema_of(*types: Any) -> dict[str, Any]:
-    """JSON schemas of answers, by name, for the OpenAPI page."""
-    return msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")[1]

@@ -7,14 +7,14 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from app.api.errors import error_event
-from app.generation import Broken, Delta, Generation, Service, Stream
+from app.generation import Broken, Delta, Generation, Service, Stream, Token
 
 log = logging.getLogger("everstream.api")
 
@@ -107,3 +107,22 @@ class EventResponse(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             await self._stack.aclose()
+
+
+async def collected(streams: Sequence[Stream], keep_tokens: bool) -> dict[tuple[int, int], Delta]:
+    """The joined deltas of each (prompt, choice): the whole answers. Tokens are kept only where they are told."""
+    texts: dict[tuple[int, int], list[str]] = {}
+    tokens: dict[tuple[int, int], list[Token]] = {}
+    last: dict[tuple[int, int], Delta] = {}
+    async for piece in pieces(streams):
+        for delta in piece.deltas:
+            place = (piece.prompt, delta.choice)
+            texts.setdefault(place, []).append(delta.text)
+            if keep_tokens:
+                tokens.setdefault(place, []).extend(delta.tokens)
+            blocks = delta.blocks or (last[place].blocks if place in last else ())
+            last[place] = replace(delta, blocks=blocks)
+    return {
+        place: replace(last[place], text="".join(texts[place]), tokens=tuple(tokens.get(place, ())))
+        for place in sorted(last)
+    }

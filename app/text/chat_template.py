@@ -1,0 +1,129 @@
+"""A conversation to one text, as the model's own template writes it, rendered in a process of its own.
+
+Knows how to ask the rendering process and how to replace it when it is killed, stuck or gone; the rendering itself is
+`template_process`. Knows no HTTP.
+"""
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from app.text.reasoning import OPENING, has_thoughts
+from app.text.template_process import HEADER, frame
+from app.text.tokenizer import Tokenizer
+
+SECONDS = 5.0
+_ROOT = Path(__file__).parents[2]
+
+
+class TemplateRefused(ValueError):
+    """The template cannot render this conversation; the text is the template's own where it has one."""
+
+
+class ChatTemplate:
+    """The template of one model. The process starts at the first conversation and lives until `close`."""
+
+    def __init__(self, tokenizer: Tokenizer, seconds: float = SECONDS) -> None:
+        """`seconds`: the longest render; then the process is ended and the conversation refused."""
+        self._source = tokenizer.chat_template
+        self._special_tokens = {
+            name: token
+            for name, token in (("bos_token", tokenizer.bos_token), ("eos_token", tokenizer.eos_token))
+            if token
+        }
+        self._seconds = seconds
+        self._process: asyncio.subprocess.Process | None = None
+        self._lock = asyncio.Lock()
+        self._running: set[asyncio.Task[str]] = set()
+
+    @property
+    def has_thoughts(self) -> bool:
+        """Whether answers may begin with thoughts that are to be told apart."""
+        return has_thoughts(self._source)
+
+    @property
+    def knows_developer(self) -> bool:
+        """Whether the template has a role `developer` of its own."""
+        return self._source is not None and "developer" in self._source
+
+    async def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The conversation as one text. Raises TemplateRefused."""
+        if self._source is None:
+            raise TemplateRefused("this model has no chat template; use /v1/completions with a prompt of your own")
+        asked = {
+            "messages": list(messages),
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "variables": dict(variables or {}),
+        }
+        # A client that goes away must not leave half an exchange in the pipe: the exchange is finished without it.
+        task = asyncio.create_task(self._exchange(asked))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return await asyncio.shield(task)
+
+    async def _exchange(self, asked: Mapping[str, Any]) -> str:
+        async with self._lock:
+            try:
+                process = await self._started()
+                return await self._ask(process, asked, self._seconds + 1)
+            except TemplateRefused:
+                raise
+            except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
+                await self.close()
+                raise TemplateRefused(
+                    f"the template did not render this conversation within {self._seconds:g} s and 1 GiB of memory"
+                ) from error
+
+    async def _started(self) -> asyncio.subprocess.Process:
+        if self._process is not None and self._process.returncode is None:
+            return self._process
+        process = self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "app.text.template_process"),
+            cwd=_ROOT,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={},
+        )
+        begin = {"template": self._source, "special_tokens": self._special_tokens, "seconds": self._seconds}
+        try:
+            await self._ask(process, begin, 30.0)
+        except TemplateRefused:
+            await self.close()
+            raise
+        return process
+
+    async def _ask(self, process: asyncio.subprocess.Process, asked: Mapping[str, Any], seconds: float) -> str:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        async with asyncio.timeout(seconds):
+            process.stdin.write(frame(asked))
+            await process.stdin.drain()
+            (length,) = HEADER.unpack(await process.stdout.readexactly(HEADER.size))
+            answer = json.loads(await process.stdout.readexactly(length))
+        if "error" in answer:
+            raise TemplateRefused(f"the model's chat template refuses: {answer['error']}")
+        return str(answer["text"])
+
+    async def close(self) -> None:
+        """End the process; the next conversation starts another."""
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+def opens_thoughts(prompt: str) -> bool:
+    """Whether a rendered prompt ends inside the thoughts of the answer that is to come."""
+    return prompt.rstrip().endswith(OPENING)
