@@ -17,7 +17,7 @@ from model.protocol import Ready
 def bytes_in_words(count: int) -> str:
     """A byte count as people write it: 92 MiB, 1.4 GiB."""
     size, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while size >= 1024 and len(units) > 1:
+    while size >= 999.5 and len(units) > 1:
         size, units = size / 1024, units[1:]
     return f"{size:.1f} {units[0]}" if size < 10 and units[0] != "B" else f"{size:.0f} {units[0]}"
 

@@ -78,6 +78,7 @@ def test_serve_hands_settings_to_the_server(monkeypatch: pytest.MonkeyPatch, tmp
     model = tmp_path / "tiny.gguf"
     model.write_bytes(b"GGUF")
     from app import main  # here, since it loads the whole front end and the other tests do not need it
+
     seen: list[tuple] = []
     monkeypatch.setattr(cli.process, "launch_all", lambda configs: [f"process of {config.name}" for config in configs])
     monkeypatch.setattr(main, "serve", lambda *arguments: seen.append(arguments) or 7)
@@ -124,7 +125,15 @@ def test_the_banners_curl_line_stands_alone_on_its_line_and_holds_json() -> None
 
 
 @pytest.mark.parametrize(
-    ("count", "words"), [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (98_362_432, "94 MiB"), (3 << 40, "3.0 TiB")]
+    ("count", "words"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1023, "1.0 KiB"),
+        ((1 << 30) - 9000, "1.0 GiB"),
+        (98_362_432, "94 MiB"),
+        (3 << 40, "3.0 TiB"),
+    ],
 )
 def test_bytes_in_words(count: int, words: str) -> None:
     assert banner.bytes_in_words(count) == words
