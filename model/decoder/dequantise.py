@@ -27,7 +27,9 @@ def dequantise(kind: str, data: Tensor) -> Tensor:
         return data.to(torch.float32)
     weights, num_bytes = BLOCK_BYTES[kind]
     blocks = data.reshape(-1, num_bytes)  # [blocks, bytes]
-    values = _KINDS[kind](blocks)  # [blocks, weights]
+    values = torch.empty(blocks.shape[0], weights, dtype=torch.float32, device=data.device)
+    for start in range(0, blocks.shape[0], _CHUNK):
+        _KINDS[kind](blocks[start : start + _CHUNK], values[start : start + _CHUNK])
     return values.reshape(*data.shape[:-1], data.shape[-1] // num_bytes * weights)
 
 
@@ -36,9 +38,10 @@ def _half(blocks: Tensor, place: int) -> Tensor:
     return blocks[:, place : place + 2].contiguous().view(torch.float16).to(torch.float32)
 
 
-def _nibbles(quants: Tensor) -> Tensor:
-    """[blocks, 16] bytes → [blocks, 32] values 0..15."""
-    return torch.cat((quants & 15, quants >> 4), dim=1)
+def _unpack(quants: Tensor, result: Tensor) -> None:
+    """[blocks, 16] bytes → values 0..15 in result [blocks, 32]."""
+    result[:, :16] = quants & 15
+    result[:, 16:] = quants >> 4
 
 
 def _fifth_bits(word: Tensor) -> Tensor:
@@ -47,29 +50,32 @@ def _fifth_bits(word: Tensor) -> Tensor:
     return ((word.unsqueeze(-1) >> shifts) & 1).reshape(-1, 32) << 4
 
 
-def _q4_0(blocks: Tensor) -> Tensor:
-    return _half(blocks, 0) * (_nibbles(blocks[:, 2:]).to(torch.float32) - 8.0)
+def _q4_0(blocks: Tensor, result: Tensor) -> None:
+    _unpack(blocks[:, 2:], result)
+    result.sub_(8.0).mul_(_half(blocks, 0))
 
 
-def _q4_1(blocks: Tensor) -> Tensor:
-    return _half(blocks, 0) * _nibbles(blocks[:, 4:]).to(torch.float32) + _half(blocks, 2)
+def _q4_1(blocks: Tensor, result: Tensor) -> None:
+    _unpack(blocks[:, 4:], result)
+    result.mul_(_half(blocks, 0)).add_(_half(blocks, 2))
 
 
-def _q5_0(blocks: Tensor) -> Tensor:
-    quants = _nibbles(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])
-    return _half(blocks, 0) * (quants.to(torch.float32) - 16.0)
+def _q5_0(blocks: Tensor, result: Tensor) -> None:
+    _unpack(blocks[:, 6:], result)
+    result.add_(_fifth_bits(blocks[:, 2:6])).sub_(16.0).mul_(_half(blocks, 0))
 
 
-def _q5_1(blocks: Tensor) -> Tensor:
-    quants = _nibbles(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8])
-    return _half(blocks, 0) * quants.to(torch.float32) + _half(blocks, 2)
+def _q5_1(blocks: Tensor, result: Tensor) -> None:
+    _unpack(blocks[:, 8:], result)
+    result.add_(_fifth_bits(blocks[:, 4:8])).mul_(_half(blocks, 0)).add_(_half(blocks, 2))
 
 
-def _q8_0(blocks: Tensor) -> Tensor:
-    return blocks[:, 2:].contiguous().view(torch.int8).to(torch.float32) * _half(blocks, 0)
+def _q8_0(blocks: Tensor, result: Tensor) -> None:
+    result.copy_(blocks[:, 2:].contiguous().view(torch.int8)).mul_(_half(blocks, 0))
 
 
-_KINDS: dict[str, Callable[[Tensor], Tensor]] = {
+_CHUNK = 1 << 14  # blocks at a time: what is worked on stays in the processor's caches
+_KINDS: dict[str, Callable[[Tensor, Tensor], None]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,
