@@ -64,12 +64,17 @@ def windows(config: Mapping[str, Any]) -> list[int | None]:
 
 
 def decoder(family: str, config: Mapping[str, Any], layers: Sequence[LayerSpec], **fields: Any) -> DecoderSpec:
-    """The whole spec from the usual keys; `fields` are the spec's other fields."""
+    """The whole spec from the usual keys; `fields` are the spec's other fields.
+
+    With a rope that grows with the served context, that is the context.
+    """
+    ropes = [layer.attention.rope for layer in layers if layer.attention.rope is not None]
+    grown = max((rope.served_context for rope in ropes), default=0)
     return DecoderSpec(
         family=family,
         vocabulary=int(config["vocab_size"]),
         width=int(config["hidden_size"]),
-        context=int(config["max_position_embeddings"]),
+        context=max(int(config["max_position_embeddings"]), grown),
         layers=tuple(layers),
         tied_head=bool(config.get("tie_word_embeddings", False)),
         **fields,
