@@ -22,15 +22,17 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from app import banner, logs
-from app.api import health
+from app.api import chat, completions, documentation, errors, health, live, models, playground, tokens
+from app.api.door import Limits as ApiLimits
 from app.connections import ConnectionLimits, limited
 from app.gate import Gate, Limits
-from app.generation import Admission, Pool, Service, ServiceObserver
+from app.generation import Admission, Broken, Pool, Refused, Service, ServiceObserver
 from app.metrics import Metrics
 from app.process import WORKER, Launched
 from app.security import Keys, UnsafeBind, check_bind
 from app.settings import Settings
 from app.supervisor import StartFailed, Supervisor
+from app.text.chat_template import ChatTemplate
 from app.text.tokenizer import Tokenizer, load_tokenizer
 from model.config import EngineConfig
 
@@ -68,13 +70,18 @@ def create_app(
         pulse = asyncio.create_task(service.keep_alive(), name="keep-alive")
         yield
         pulse.cancel()
+        await app.state.chat_template.close()
 
     app = FastAPI(title="Everstream", lifespan=lifespan)
     app.state.settings = settings
     app.state.service = service
     app.state.metrics = metrics
     app.state.live = metrics.live
-    for route in (health,):
+    app.state.limits = ApiLimits(settings.default_retention, settings.max_stream_tokens)
+    errors.install(app, (Refused, Broken))
+    app.state.chat_template = ChatTemplate(tokenizer)
+    documentation.install(app)
+    for route in (completions, chat, models, tokens, health, live, playground):
         app.include_router(route.router)
     keys = keys or Keys(settings.api_keys, settings.api_keys_file)
     limits = Limits(

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from model.protocol import MAX_DRY_RANGE, MAX_PENALTY_RANGE
+
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
@@ -149,7 +151,9 @@ class Sampling(Strict):
     dry_allowed_length: int | None = Field(
         2, ge=1, le=1024, description="Longest phrase that may repeat freely under DRY."
     )
-    dry_range: int | None = Field(0, ge=0, le=MAX_TOKENS, description="How many last tokens DRY looks at; 0 is all.")
+    dry_range: int | None = Field(
+        0, ge=0, le=MAX_DRY_RANGE, description=f"How many last tokens DRY looks at; 0 is the most, {MAX_DRY_RANGE}."
+    )
     dry_sequence_breakers: list[Text] | None = Field(
         None,
         max_length=MAX_STOPS,
@@ -165,7 +169,7 @@ class Sampling(Strict):
         0.0, ge=-2, le=2, description="Taken off for each time a token occurred in the answer."
     )
     penalty_range: int | None = Field(
-        0, ge=0, le=MAX_TOKENS, description="How many last tokens the three penalties look at; 0 is all."
+        0, ge=0, le=MAX_PENALTY_RANGE, description="How many last tokens the three penalties look at; 0 is all."
     )
     logit_bias: dict[Text, float] | None = Field(
         None,
