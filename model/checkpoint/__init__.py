@@ -2,6 +2,7 @@
 
 from model.checkpoint.loading import Loaded, load, read_spec
 from model.checkpoint.naming import Books
+from model.checkpoint.opening import Opened, open_checkpoint
 from model.gguf_file import CheckpointError
 
-__all__ = ["Books", "CheckpointError", "Loaded", "load", "read_spec"]
+__all__ = ["Books", "CheckpointError", "Loaded", "Opened", "load", "open_checkpoint", "read_spec"]

@@ -23,7 +23,7 @@ class GgufSource:
     """The tensors of a GGUF model. `metadata` is the first part's."""
 
     def __init__(self, path: str | Path) -> None:
-        first = read_gguf_file(path)
+        first = read_gguf_file(path, vocabulary=False)
         files = [first] if first.metadata.get("split.count", 1) in (0, 1) else _parts(first)
         self.path = Path(path)
         self.metadata: Mapping[str, Any] = files[0].metadata
@@ -77,7 +77,7 @@ def _parts(first: GgufFile) -> list[GgufFile]:
         path = first.path.with_name(f"{match['stem']}-{number:05}-of-{count:05}.gguf")
         if not path.exists():
             raise CheckpointError(f"{path} is missing: {first.path.name} needs all {count} parts; download it too.")
-        file = first if path == first.path else read_gguf_file(path)
+        file = first if path == first.path else read_gguf_file(path, vocabulary=False)
         if file.metadata.get("split.count") != count or file.metadata.get("split.no") != number - 1:
             raise CheckpointError(f"{path} is not part {number} of {count}; download the parts again.")
         files.append(file)

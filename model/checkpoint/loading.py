@@ -41,12 +41,13 @@ def read_spec(path: str | Path, context: int = 0) -> DecoderSpec:
     return open_checkpoint(path, context).spec
 
 
-def load(path: str | Path, *, backend: Backend, context: int = 0) -> Loaded:
-    """A filled decoder on `backend`. `context` is the served context in tokens, 0 for the model's own.
+def load(path: str | Path | Opened, *, backend: Backend, context: int = 0) -> Loaded:
+    """A filled decoder on `backend`, from a path or from what `open_checkpoint` gave for it.
 
+    `context` is the served context in tokens, 0 for the model's own; an opened checkpoint has it already.
     Raises CheckpointError, one sentence, for anything in the files that cannot be served.
     """
-    opened = open_checkpoint(path, context)
+    opened = path if isinstance(path, Opened) else open_checkpoint(path, context)
     decoder = Decoder(opened.spec, backend)
     for name, ours in opened.books.used.items():
         fill(decoder, opened, name, ours, opened.source.read(name))

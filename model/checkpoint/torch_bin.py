@@ -1,4 +1,7 @@
-"""PyTorch `.bin` files as a source of tensors, read with `weights_only=True` alone: no code in them ever runs."""
+"""PyTorch `.bin` files as a source of tensors.
+
+Knows that they are pickles, so they are read with `weights_only=True` alone: no code in them ever runs.
+"""
 
 import json
 import pickle
