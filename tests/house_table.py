@@ -23,8 +23,11 @@ WEB = ("fastapi", "starlette", "pydantic", "pydantic_core", "msgspec")
 # What several routes share stands in files that are no routes.
 SHARED = tuple(
     f"app.api.{name}"
-    for name in ("schemas", "schemas_requests", "errors", "bodies", "door", "prompts", "conversations", "answers")
-) + ("app.api.asking", "app.api.events", "app.api.documentation")
+    for name in (
+        *("schemas", "schemas_requests", "errors", "bodies", "door", "prompts", "conversations", "answers"),
+        *("asking", "events", "documentation"),
+    )
+)
 ROUTE = (*SHARED, "app.generation", "app.stream", "app.choice", "app.text", "model.protocol")
 
 DOING = tuple(f"model.engine.{name}" for name in ("batch", "runner", "sampler", "engine", "commit", "start"))
