@@ -195,22 +195,24 @@ class Stream:
     async def start(self) -> None:
         """Submit and wait until a worker has accepted the request. Raises Refused when none does."""
         self._place(self._submit, self.inbox)
-        while True:
+        accepted = False
+        while not accepted:
             for event in await self.inbox.take():
-                if isinstance(event, Accepted):
-                    return
-                if isinstance(event, Rejected):
+                if isinstance(event, Accepted | Row):  # a row is as good as a word
+                    accepted = True
+                if accepted:
+                    self._take(event)
+                elif isinstance(event, Rejected):
                     status = _REJECTION_STATUS.get(event.reason, 400)
                     retry = None if status == 400 else 1
                     raise Refused(status, event.message, event.param, event.reason, retry)
-                if isinstance(event, Ended):
+                elif isinstance(event, Ended):
                     raise Refused(event.status, event.message, code=event.code)
-                try:
-                    self._handle(event)
-                except Broken as broken:
-                    raise Refused(503, broken.message, code=broken.code, retry_after=1) from broken
-                if isinstance(event, Row):  # it ran: as good as accepted
-                    return
+                else:
+                    self._take(event)
+                    if self._broken is not None:
+                        broken = self._broken
+                        raise Refused(503, broken.message, code=broken.code, retry_after=1) from broken
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self
@@ -223,11 +225,7 @@ class Stream:
             if not self._open:
                 raise StopAsyncIteration
             for event in await self.inbox.take():
-                try:
-                    self._handle(event)
-                except Broken as broken:
-                    self._broken = broken
-                    break
+                self._take(event)
         self.last_delta = time.monotonic()
         return self._pending.popleft()
 
@@ -258,6 +256,13 @@ class Stream:
             return "abort"
         reasons = {choice.finish_reason for choice in self._choices}
         return next(reason for reason in ("abort", "length", "stop") if reason in reasons)
+
+    def _take(self, event: Event) -> None:
+        if self._broken is None:
+            try:
+                self._handle(event)
+            except Broken as broken:
+                self._broken = broken
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, Row):

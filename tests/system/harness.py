@@ -57,6 +57,7 @@ class Server:
         self._popen = {"env": {**os.environ, **(env or {})}, **popen}
         self._command = command
         self._ready = ready
+        self._http = httpx.Client(base_url=self.url, timeout=10, verify=False)  # making a TLS context takes long
 
     def __enter__(self) -> "Server":
         with self.log.open("wb") as log:
@@ -72,6 +73,7 @@ class Server:
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         self.process.wait()
+        self._http.close()
         for worker in workers:
             with contextlib.suppress(psutil.NoSuchProcess):
                 worker.kill()
@@ -90,7 +92,7 @@ class Server:
     def ready_status(self) -> int:
         """The status of /health/ready; 0 where nothing answers."""
         try:
-            return httpx.get(f"{self.url}/health/ready", timeout=5).status_code
+            return self._http.get("/health/ready").status_code
         except httpx.HTTPError:
             return 0
 
@@ -107,7 +109,7 @@ class Server:
 
     def metrics(self) -> dict[str, float]:
         """Every sample by its name without the prefix, labels in braces."""
-        page = httpx.get(f"{self.url}/metrics", timeout=10).text
+        page = self._http.get("/metrics").text
         return {name + (labels or ""): float(value) for name, labels, value in _SAMPLE.findall(page)}
 
     async def quiet(self, seconds: float = 10.0) -> dict[str, float]:
@@ -133,13 +135,13 @@ class Server:
 def client(server: Server, **more) -> httpx.AsyncClient:
     """An HTTP client without limits of its own."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
-    return httpx.AsyncClient(base_url=server.url, timeout=httpx.Timeout(120.0), limits=limits, **more)
+    return httpx.AsyncClient(base_url=server.url, timeout=httpx.Timeout(120.0), limits=limits, verify=False, **more)
 
 
 async def ask(http: httpx.AsyncClient, answer: Answer | None = None, **body) -> Answer:
     """Stream one completion (or take it whole with stream=False) and note everything."""
     answer = answer or Answer()
-    body = {"model": "fake", "stream": True, "temperature": 0, **body}
+    body = {"model": "fake", "stream": True, "temperature": 0, "seed": 7, **body}
     async with http.stream("POST", "/v1/completions", json=body) as response:
         answer.status, answer.headers = response.status_code, dict(response.headers)
         if response.status_code != 200 or not body["stream"]:

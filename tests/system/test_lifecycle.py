@@ -28,6 +28,7 @@ async def test_leaving_in_mid_stream_cancels_within_two_steps(fake_server):
         task = asyncio.create_task(ask(http, answer, prompt="x", max_tokens=3000))
         await until(lambda: len(answer.pieces) > 3)
         task.cancel()
+        await asyncio.wait([task])
         steps = server.metrics()["engine_steps_total"]
         values = await server.quiet()
     assert values["engine_steps_total"] <= steps + 4, "two steps, and what ran while the test looked"
@@ -45,6 +46,7 @@ async def test_leaving_while_queued_cancels(fake_server, stream):
         await until(lambda: server.metrics()["streams_queued"] == 3)
         for task in queued:
             task.cancel()
+        await asyncio.wait(queued)
         await until(lambda: server.metrics()["streams_open"] == 1)
         values = server.metrics()
         assert values['request_success_total{finished_reason="abort"}'] == 3

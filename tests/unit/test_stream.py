@@ -366,3 +366,18 @@ async def test_prompt_logprobs_are_whole_after_a_resume(tokenizer):
         assert token.text_offset == offset
         offset += len(token.text)
     assert bench.pool.submitted[-1].params.prompt_logprobs is None
+
+
+async def test_what_comes_together_with_the_acceptance_is_not_lost(tokenizer):
+    bench = Bench(tokenizer)
+    place = bench.pool.place
+
+    def place_and_run(submit, inbox):
+        place(submit, inbox)
+        while bench.pool.engine.busy:
+            bench.pool.step()
+
+    bench.pool.place = place_and_run
+    text, reason, usage = await text_of(bench.service, ask(max_tokens=20))
+    assert len(text) == usage.completion_tokens == 20
+    assert reason == "length"
