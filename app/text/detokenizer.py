@@ -39,6 +39,9 @@ class Detokenizer:
         return self._decoder.decode(self._tokenizer.token_bytes(token))
 
     def finish(self) -> str:
-        """What is still to be shown at the end: nothing, since an incomplete character is dropped."""
+        """What is still to be shown at the end; an incomplete character is dropped."""
+        held = self._decoder.getstate()[0]
         self._decoder.reset()
-        return ""
+        # Python waits for a third byte behind half a surrogate (ED A0 to ED BF), which no byte can complete.
+        shown = held.decode(errors="replace")
+        return shown if len(shown) > 1 else ""
