@@ -4,10 +4,14 @@ Knows specs only. What decides is where positions enter: turned into queries and
 added to the embedding from a table they cannot.
 """
 
+from typing import Literal
+
 from model.decoder.spec import DecoderSpec
 
+Policy = Literal["none", "sinks", "window", "restart"]
 
-def policies(spec: DecoderSpec) -> tuple[str, ...]:
+
+def policies(spec: DecoderSpec) -> tuple[Policy, ...]:
     """The policies this decoder honours, of "none", "sinks", "window" and "restart"."""
     return ("none", "restart") if spec.positions is not None else ("none", "sinks", "window")
 

@@ -1,0 +1,32 @@
+"""Plan: what one step computes, as integers. A decode row is a row of count 1; there is no phase flag."""
+
+from dataclasses import dataclass, field
+
+from model.engine.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """Positions start .. start + count - 1 of a sequence. `sample`: the last one's logits become a token.
+
+    `score`: the logits of the first so many positions are compared with the prompt's next ids.
+    """
+
+    sequence: Sequence
+    start: int
+    count: int
+    sample: bool
+    score: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One step. `copies` are (source, target) blocks to be copied before it."""
+
+    rows: list[PlanRow]
+    copies: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens the step computes."""
+        return sum(row.count for row in self.rows)

@@ -1,0 +1,199 @@
+"""The worker process: checkpoint → decoder → engine, then a loop of inbox, step, send; put together only here.
+
+Knows the socket and the protocol; nothing of text or HTTP. Started as `python -m model.worker CONFIG` with an
+EngineConfig as JSON. Ends with code 3 and one sentence on stderr when the model cannot be served, and by itself
+when the front end is gone.
+"""
+
+import collections
+import ctypes
+import faulthandler
+import os
+import signal
+import socket
+import statistics
+import sys
+import threading
+import time
+import traceback
+
+import msgspec
+
+from model import checkpoint
+from model.config import EngineConfig
+from model.decoder import policies
+from model.decoder.kernels import select
+from model.engine.admission import Limits
+from model.engine.block_pool import BlockPool
+from model.engine.engine import Engine
+from model.engine.residence import Residence
+from model.engine.runner import Runner, fit_blocks
+from model.engine.sampler import Sampler
+from model.engine.scheduler import Scheduler
+from model.engine.stats import Counters
+from model.protocol import VERSION, Beat, Begin, Cancel, Down, Ready, Submit
+from model.wire import BlockingConnection, ConnectionClosed
+
+BEAT_SECONDS = 0.5
+REFUSED = 3  # exit code: the model cannot be served; stderr says why
+_PR_SET_PDEATHSIG = 1
+
+
+def build(config: EngineConfig) -> tuple[Engine, Ready]:
+    """Load the model and put the engine together. Raises CheckpointError, ValueError or OSError with a sentence."""
+    started = time.monotonic()
+    opened = checkpoint.open_checkpoint(config.model, config.context)
+    backend = select.choose(config.device, config.dtype, config.kernels, config.threads, spec=opened.spec)
+    loaded = checkpoint.load(opened, backend=backend)
+    decoder, spec = loaded.decoder, loaded.spec
+    context = min(config.context or spec.context, spec.context)
+    size = config.block_size
+    num_blocks = config.num_blocks or fit_blocks(backend, decoder, size, config.cache_bytes)
+    layer_windows = tuple(layer.attention.window or 0 for layer in spec.layers)
+    counters = Counters()
+    residence = Residence(BlockPool(num_blocks), size, layer_windows, counters, config.prefix_cache)
+    scheduler = Scheduler(residence, counters, config.token_budget, config.max_sequences)
+    rows = config.token_budget + config.max_sequences
+    sampler = Sampler(spec.vocabulary, config.threads)
+    runner = Runner(decoder, backend, sampler, num_blocks, size, rows, config.max_sequences)
+    limits = Limits(
+        vocabulary=spec.vocabulary,
+        context=context,
+        num_blocks=num_blocks,
+        block_size=size,
+        token_budget=config.token_budget,
+        max_waiting=config.max_waiting,
+        max_waiting_tokens=config.max_waiting_tokens,
+        max_stream_tokens=config.max_stream_tokens,
+        policies=policies.policies(spec),
+        refusals=policies.policy_refusals(spec),
+    )
+    engine = Engine(runner, residence, scheduler, counters, limits, loaded.eos_token_ids, config.fault_token)
+    ready = Ready(
+        version=VERSION,
+        pid=os.getpid(),
+        model=config.name,
+        family=spec.family,
+        context=context,
+        vocabulary=spec.vocabulary,
+        num_blocks=num_blocks,
+        block_size=size,
+        max_sequences=config.max_sequences,
+        token_budget=config.token_budget,
+        dtype=config.dtype,
+        device=config.device,
+        kernels=backend.name,
+        policies=limits.policies,
+        policy_refusals=limits.refusals,
+        min_window=size,
+        max_window=context,
+        eos_token_ids=tuple(loaded.eos_token_ids),
+        weight_bytes=decoder.num_bytes,
+        cache_bytes=runner.store.num_bytes,
+        load_seconds=time.monotonic() - started,
+        layer_windows=layer_windows,
+    )
+    return engine, ready
+
+
+class Heart:
+    """A thread that says every half second how old the step in flight is, so that a hung worker is noticed."""
+
+    def __init__(self, connection: BlockingConnection, engine: Engine) -> None:
+        self._connection = connection
+        self._engine = engine
+        self._recent: collections.deque[float] = collections.deque(maxlen=256)
+        self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._thread.start()
+
+    def note(self, seconds: float) -> None:
+        """A step took so long."""
+        self._recent.append(seconds)
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(BEAT_SECONDS)
+            since = self._engine.in_flight_since
+            age = time.monotonic() - since if since else 0.0
+            recent = list(self._recent)
+            median = statistics.median(recent) if recent else 0.0
+            try:
+                self._connection.send(Beat(self._engine.counters.steps, age, median))
+            except ConnectionClosed:
+                os._exit(0)  # nobody is left to work for, and the main thread may be deep in a step
+
+
+def serve(engine: Engine, connection: BlockingConnection) -> None:
+    """Work until the front end closes the connection, or asks to drain and everything is said."""
+    heart = Heart(connection, engine)
+    heart.start()
+
+    def begin(message: Begin) -> None:
+        connection.send(message)
+
+    while True:
+        for message in connection.receive(0.0 if engine.has_work else None):
+            take(engine, connection, message)
+        if engine.has_work:
+            started = time.monotonic()
+            try:
+                words = engine.step(begin)
+            except Exception as error:  # a fault of ours ends these requests, not the service
+                traceback.print_exc()
+                words = engine.fail_all(f"the worker failed in a step ({type(error).__name__}); send the request again")
+            for word in words:
+                connection.send(word)
+            heart.note(time.monotonic() - started)
+        elif engine.draining:
+            return
+        else:
+            engine.scheduler.check()
+
+
+def take(engine: Engine, connection: BlockingConnection, message: Down) -> None:
+    """Act on one message of the front end."""
+    if isinstance(message, Submit):
+        connection.send(engine.submit(message))
+    elif isinstance(message, Cancel):
+        engine.cancel(message)
+    else:
+        engine.draining = True
+
+
+def end_with_parent() -> None:
+    """Ask the kernel to end this process with the one that started it; where it cannot, the closed socket does."""
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    except (OSError, AttributeError):
+        return
+
+
+def main(arguments: list[str]) -> int:
+    """Run a worker; returns its exit code."""
+    end_with_parent()
+    faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the front end decides
+    config = msgspec.json.decode(arguments[0], type=EngineConfig)
+    if config.cores:
+        os.sched_setaffinity(0, config.cores)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.connect(config.socket)
+    connection = BlockingConnection(sock)
+    try:
+        engine, ready = build(config)
+    except (checkpoint.CheckpointError, ValueError, OSError, MemoryError) as error:
+        print(error or "there is not enough memory for this model: choose a smaller cache", file=sys.stderr)
+        return REFUSED
+    try:
+        connection.send(ready)
+        serve(engine, connection)
+    except ConnectionClosed:
+        return 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
