@@ -153,19 +153,10 @@ def median_of(results: Sequence[Result]) -> Result:
 
 def table(work: Work, runs: Sequence[Sequence[Result]]) -> Table:
     """A row for each concurrency, medians over its repetitions, with the spread of the output rate."""
-    shown = Table(title=f"{work.model} at {work.url}: {work.words} words in, {work.max_tokens} tokens out, greedy")
-    for heading in (
-        "clients",
-        "requests",
-        "output tok/s",
-        "spread",
-        "first token p50",
-        "p99",
-        "gap p50",
-        "p99",
-        "request",
-    ):
-        shown.add_column(heading, justify="right")
+    title = f"{work.model}: {work.words} words in, {work.max_tokens} tokens out, greedy"
+    shown = Table(title=title, caption="times in ms, 50th and 99th percentile; whole: a request, in s", padding=(0, 1))
+    for heading in ("clients", "requests", "tok/s", "spread", "first", "p99", "gap", "p99", "whole"):
+        shown.add_column(heading, justify="right", no_wrap=True)
     for results in runs:
         middle = median_of(results)
         rates = [result.output_rate for result in results]
@@ -176,8 +167,8 @@ def table(work: Work, runs: Sequence[Sequence[Result]]) -> Table:
             str(middle.requests),
             f"{statistics.median(rates):.1f}",
             spread,
-            *(f"{seconds * 1e3:.1f} ms" for seconds in times),
-            f"{middle.whole_p50:.2f} s",
+            *(f"{seconds * 1e3:.1f}" for seconds in times),
+            f"{middle.whole_p50:.2f}",
         )
     return shown
 
