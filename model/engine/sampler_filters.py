@@ -163,11 +163,11 @@ def typical_p(scores: Scores, mass: float) -> Scores:
     return _keep(scores, order[: _crossing(probabilities[order], mass)])
 
 
-def top_n_sigma(scores: Scores, whole: Scores, count: float) -> Scores:
-    """Keep logits within `count` standard deviations of the best one, both taken of `whole`: the scores before
-    any of the filters by rank (Tang et al., "Top-nsigma: not all logits are you need", 2024)."""
-    finite = whole[whole > CUT]
-    kept = np.where(scores >= finite.max() - count * finite.std(), scores, CUT)
+def top_n_sigma(scores: Scores, penalised: Scores, model: Scores, count: float) -> Scores:
+    """Keep tokens whose logit is within `count` standard deviations of the best one (Tang et al., "Top-nsigma: not
+    all logits are you need", 2024). Logits before temperature, so it does not matter; the deviation is the model's
+    own, which no bias or penalty can blow up."""
+    kept = np.where(penalised >= penalised.max() - count * model[model > CUT].std(), scores, CUT)
     return kept if kept.max() > CUT else _keep(scores, best_first(scores)[:1])
 
 

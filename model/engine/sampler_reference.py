@@ -18,8 +18,8 @@ from model.engine.sampler_random import DRAW, XTC, uniform
 from model.engine.sampler_state import SamplerState
 from model.protocol import MAX_DRY_RANGE, SamplingParams, TokenLogprob
 
-NOT_FINITE = "the model's logits hold NaN or infinity, so no token can be drawn; the weights may be damaged"
-ALL_CUT = (
+NOT_FINITE_ERROR = "the model's logits hold NaN or infinity, so no token can be drawn; the weights may be damaged"
+ALL_CUT_ERROR = (
     "no token is left to draw: logit_bias, allowed_token_ids, bad_words and min_tokens together rule all of them out"
 )
 
@@ -70,10 +70,10 @@ def shape(logits: NDArray[Any], row: SampleRow) -> list[Scores]:
     Raises NoToken."""
     model = np.asarray(logits, dtype=np.float64)
     if np.isnan(model).any() or (model == np.inf).any():
-        raise NoToken(NOT_FINITE)
+        raise NoToken(NOT_FINITE_ERROR)
     penalised = penalise(constrain(model, row), row)
     if not penalised.max() > CUT:
-        raise NoToken(ALL_CUT)
+        raise NoToken(ALL_CUT_ERROR)
     stages = [model, penalised, warm(penalised, row.params)]
     params = row.params
     for control, on in (
@@ -83,7 +83,7 @@ def shape(logits: NDArray[Any], row: SampleRow) -> list[Scores]:
     ):
         value: Any = getattr(params, control.__name__)
         stages.append(control(stages[-1], value) if on else stages[-1])
-    stages.append(cut_rest(stages[-1], stages[2], row))
+    stages.append(cut_rest(stages[-1], penalised, model, row))
     return stages
 
 
@@ -128,15 +128,15 @@ def warm(scores: Scores, params: SamplingParams) -> Scores:
     return filters.temperature(scores - scores.max(), value)
 
 
-def cut_rest(scores: Scores, whole: Scores, row: SampleRow) -> Scores:
-    """typical_p, top_n_sigma and XTC; `whole` are the scores before top_k."""
+def cut_rest(scores: Scores, penalised: Scores, model: Scores, row: SampleRow) -> Scores:
+    """typical_p, top_n_sigma and XTC; `penalised` are the scores before temperature, `model` the model's own."""
     params = row.params
     if params.temperature == 0:
         return scores
     if params.typical_p < 1.0:
         scores = filters.typical_p(scores, params.typical_p)
     if params.top_n_sigma > 0:
-        scores = filters.top_n_sigma(scores, whole, params.top_n_sigma)
+        scores = filters.top_n_sigma(scores, penalised, model, params.top_n_sigma)
     if params.xtc_probability > 0 and uniform(params.seed, row.choice, row.index, XTC) < params.xtc_probability:
         scores = filters.xtc(scores, params.xtc_threshold)
     return scores

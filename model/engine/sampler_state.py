@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from model.protocol import MAX_PENALTY_RANGE, SamplingParams, history_length, penalises
+from model.decoder.kernels.sampling import NUMBERS, WHOLE, ControlBlock, address
+from model.protocol import MAX_DRY_RANGE, MAX_PENALTY_RANGE, SamplingParams, history_length, penalises
 
 _FIRST = 64  # slots of a fresh table
 
@@ -21,6 +22,7 @@ class History:
     def __init__(self, length: int, ids: Sequence[int]) -> None:
         self._length = length
         self._buffer = np.zeros(2 * length, dtype=np.int32)
+        self._address = address(self._buffer)
         kept = ids[max(0, len(ids) - length) :] if length else ()
         self._buffer[: len(kept)] = kept
         self._end = len(kept)
@@ -37,6 +39,11 @@ class History:
     def ids(self) -> NDArray[np.int32]:
         """A view of the last ids, oldest first."""
         return self._buffer[max(0, self._end - self._length) : self._end]
+
+    def where(self) -> tuple[int, int]:
+        """Address and number of the last ids."""
+        begin = max(0, self._end - self._length)
+        return self._address + 4 * begin, self._end - begin
 
 
 class Occurrences:
@@ -88,7 +95,8 @@ class SamplerState:
         self.params = params
         self.history = history
         self.occurrences = Occurrences()
-        self.version = 0  # grows with every append: what was read before is stale
+        self._block: ControlBlock | None = None
+        self._stale = True  # the block does not know of the last appends
         self._penalises = penalises(params)
         self._range = min(params.penalty_range, MAX_PENALTY_RANGE)
         self._remembers = self._penalises or history_length(params) > 0
@@ -129,7 +137,7 @@ class SamplerState:
         """Take in the token that was sampled."""
         if not self._remembers:
             return
-        self.version += 1
+        self._stale = True
         self._num_output += 1
         if self._penalises:
             if self._range:
@@ -139,3 +147,39 @@ class SamplerState:
                     self.occurrences.add(int(ids[len(ids) - self._range]), was_output, -1)
             self.occurrences.add(token, True)
         self.history.append(token)
+
+    def controls(self) -> int:
+        """Address of this choice's controls for the compiled sampler, up to date; valid until the next `append`."""
+        if self._block is None:
+            self._block = control_block(self.params)
+        if self._stale:
+            occurrences = self.occurrences
+            self._block.point_at("seen", occurrences.ids)
+            self._block.point_at("anywhere", occurrences.anywhere)
+            self._block.point_at("output", occurrences.output)
+            self._block.remember(*self.history.where(), occurrences.size)
+            self._stale = False
+        return self._block.address
+
+
+def control_block(params: SamplingParams) -> ControlBlock:
+    """A request's controls as numbers and arrays."""
+    numbers = {name: getattr(params, name) for name in NUMBERS}
+    numbers |= {name: getattr(params, name) for name in WHOLE if name not in ("logprobs", "trace")}
+    wanted = max(params.logprobs or 0, params.trace)
+    numbers["logprobs"] = -1 if params.logprobs is None and not params.trace else wanted
+    numbers["trace"] = int(params.trace > 0)
+    numbers["dry_range"] = min(params.dry_range or MAX_DRY_RANGE, MAX_DRY_RANGE)
+    words = params.bad_words
+    return ControlBlock(
+        numbers,
+        {
+            "bias_ids": np.array([token for token, _ in params.logit_bias], dtype=np.int32),
+            "bias_values": np.array([value for _, value in params.logit_bias], dtype=np.float64),
+            "allowed": np.array(sorted(set(params.allowed_token_ids)), dtype=np.int32),
+            "words": np.array([token for word in words for token in word], dtype=np.int32),
+            "word_ends": np.cumsum([len(word) for word in words], dtype=np.int64),
+            "breakers": np.array(params.dry_breakers, dtype=np.int32),
+        },
+        params.seed,
+    )
