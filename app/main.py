@@ -40,6 +40,7 @@ log = logging.getLogger("everstream.main")
 
 KEEP_ALIVE_SECONDS = 75
 LAST_WORDS_SECONDS = 3
+SEND_BUFFER_BYTES = 128 << 10
 
 
 def create_app(
@@ -215,6 +216,8 @@ def listen(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Accepted sockets inherit it: what a slow reader may pile up in the kernel is bounded too.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         listener.bind(address)
         listener.listen(2048)
     except OSError as error:
