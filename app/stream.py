@@ -165,7 +165,6 @@ class Stream:
             queue_timeout=queue_timeout,
             prompt_length=len(generation.prompt_ids),
             watch=generation.watch,
-            traceparent=generation.traceparent,
         )
 
     @property

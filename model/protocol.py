@@ -118,7 +118,6 @@ class Submit(Struct, frozen=True, tag="submit", omit_defaults=True):
     resume: tuple[Resume, ...] = ()
     alone: bool = False
     watch: bool = False
-    traceparent: str = ""
 
 
 class Cancel(Struct, frozen=True, tag="cancel"):
