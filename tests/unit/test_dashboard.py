@@ -70,3 +70,11 @@ def test_every_panel_says_what_it_shows() -> None:
 def test_the_issues_panels_are_there() -> None:
     everything = " ".join(query for _, query in QUERIES)
     assert [name for name in WANTED.split() if name not in everything] == []
+
+
+def test_the_docs_name_every_metric_and_its_kind() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| .+ \|$", (DOCKER.parent / "docs" / "metrics.md").read_text(), re.M)
+    metrics = Metrics()
+    metrics.watch(lambda: 0, lambda: 0, lambda: 0)
+    types = re.findall(r"^# TYPE everstream_(\w+) (\w+)$", metrics.text().decode(), re.M)
+    assert sorted(rows) == sorted(types)
