@@ -209,10 +209,9 @@ class Metrics:
         """One engine step of one worker; `before` are the counters before it."""
         stats = step.stats
         self.totals.seen(slot, stats)
-        tokens = stats.last_prefill_tokens + stats.last_decode_rows
-        if tokens:
-            self.step_tokens.observe(tokens)
-        self.live.step(slot, step)
+        if stats.steps != before.steps:  # a message may also bring last words alone
+            self.step_tokens.observe(stats.last_prefill_tokens + stats.last_decode_rows)
+            self.live.step(slot, step)
 
     def worker_ended(self, slot: int) -> None:
         """A worker's life is over."""

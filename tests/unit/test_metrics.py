@@ -84,6 +84,12 @@ def test_worker_counters_are_differences_per_life(metrics):
     assert value("everstream_num_preemptions_total") == 1
 
 
+def test_last_words_alone_are_no_step(metrics):
+    metrics.worker_step(0, step(1, last_decode_rows=3), Stats())
+    metrics.worker_step(0, step(1, last_decode_rows=3), Stats(steps=1))
+    assert metrics.registry.get_sample_value("everstream_iteration_tokens_total_count") == 1
+
+
 def test_cache_use_is_a_share(metrics):
     value = metrics.registry.get_sample_value
     assert value("everstream_kv_cache_usage_perc") == 0
@@ -93,7 +99,7 @@ def test_cache_use_is_a_share(metrics):
 
 def test_live_feed_is_json_and_bounded(metrics):
     for number in range(5000):
-        metrics.worker_step(0, step(number + 1, last_prefill_tokens=7, last_decode_rows=3), Stats())
+        metrics.worker_step(0, step(number + 1, last_prefill_tokens=7, last_decode_rows=3), Stats(steps=number))
         metrics.token_gap(number / 1000)
         metrics.first_token(0.5)
     feed = metrics.live.snapshot()

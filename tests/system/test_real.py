@@ -1,0 +1,121 @@
+"""The same promises with the default model and the real worker: crashes, hangs, poison, crowds, the first stream."""
+
+import asyncio
+import os
+import signal
+import time
+
+import psutil
+import pytest
+
+from tests.system.harness import Answer, ask, client
+from tests.system.test_crash import KILLS, STREAMS, kill_at_random, undisturbed
+from tests.system.test_lifecycle import until
+
+NAME = "smollm2-135m-instruct"
+
+
+def bodies(count, tokens, **more):
+    """Greedy streams of different lengths over different prompts."""
+    subjects = ("rivers", "bread", "clocks", "whales", "paper", "trains", "moss", "glass")
+    return [
+        {
+            "model": NAME,
+            "prompt": f"{number}. A long story about {subjects[number % 8]} and what became of them. Once upon a time",
+            "max_tokens": tokens + 5 * number,
+            "ignore_eos": True,
+            "stream_options": {"include_usage": True},
+            **more,
+        }
+        for number in range(count)
+    ]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("dtype", ["float32", "auto"])
+async def test_kill_the_worker_twenty_times_under_sixteen_streams(real_server, dtype):
+    asked = bodies(STREAMS, 420)
+    server = real_server(dtype=dtype, served_name=NAME)
+    expected = await undisturbed(server, asked)
+    before = server.metrics()
+    await kill_at_random(server, asked, KILLS, expected, seed=11)
+    values = await server.quiet()
+    assert values["worker_restarts_total"] == KILLS
+    assert values["requests_poisoned_total"] == 0
+    assert values["streams_resumed_total"] >= 12 * KILLS
+    delivered = values["generation_tokens_total"] - before["generation_tokens_total"]
+    assert delivered == sum(body["max_tokens"] for body in asked)
+
+
+async def test_an_endless_stream_is_taken_up_past_its_first_eviction(real_server):
+    retention = {"policy": "sinks", "sink_tokens": 4, "window": 60}
+    asked = bodies(3, 400, retention=retention, presence_penalty=0.6)
+    server = real_server(served_name=NAME)
+    expected = await undisturbed(server, asked)
+    assert all(answer.usage["tokens_evicted"] > 250 for answer in expected)
+    await kill_at_random(server, asked, 3, expected, seed=5, least=2)
+
+
+async def test_a_stopped_worker_is_replaced(real_server):
+    asked = bodies(4, 300)
+    server = real_server(served_name=NAME)
+    expected = await undisturbed(server, asked)
+    async with client(server) as http:
+        answers = [Answer() for _ in asked]
+        tasks = [asyncio.create_task(ask(http, answer, **body)) for answer, body in zip(answers, asked, strict=True)]
+        await until(lambda: all(answer.between for answer in answers))
+        os.kill(server.workers()[0].pid, signal.SIGSTOP)
+        start = time.monotonic()
+        await until(lambda: server.ready_status() == 503, 6)
+        assert time.monotonic() - start < 6
+        await asyncio.gather(*tasks)
+    assert [answer.text for answer in answers] == [answer.text for answer in expected]
+    assert server.metrics()["worker_restarts_total"] == 1
+
+
+async def test_a_poisonous_request_fails_alone(real_server):
+    asked = bodies(6, 200)
+    server = real_server(served_name=NAME, env={"EVERSTREAM_FAULT_TOKEN": "16"})
+    expected = await undisturbed(server, asked)
+    async with client(server) as http:
+        answers = [Answer() for _ in asked]
+        tasks = [asyncio.create_task(ask(http, answer, **body)) for answer, body in zip(answers, asked, strict=True)]
+        await until(lambda: all(answer.between for answer in answers))
+        poison = await ask(http, model=NAME, prompt=[100, 16, 200], max_tokens=5)
+        await asyncio.gather(*tasks)
+    message = poison.errors[0]["message"] if poison.errors else poison.body["error"]["message"]
+    assert "ended two workers" in message
+    assert [answer.text for answer in answers] == [answer.text for answer in expected]
+    assert server.metrics()["requests_poisoned_total"] == 1
+    assert server.metrics()["worker_restarts_total"] == 2
+
+
+async def test_a_crowd_that_gives_up(real_server):
+    server = real_server(served_name=NAME)
+    prompt = [1000 + number % 500 for number in range(8000)]
+    async with client(server) as http:
+        crowd = [{"model": NAME, "prompt": [*prompt, number], "max_tokens": 20} for number in range(100)]
+        tasks = [asyncio.create_task(ask(http, **body)) for body in crowd]
+        await asyncio.sleep(0.5)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        start = time.monotonic()
+        answer = await ask(http, model=NAME, prompt="Ten tokens of prompt are quite enough here", max_tokens=3)
+        assert answer.finish == ["length"]
+        assert time.monotonic() - start < 5
+        await server.quiet()
+
+
+async def test_the_worker_ends_with_a_killed_front_end(real_server):
+    server = real_server(served_name=NAME)
+    workers = server.workers()
+    async with client(server) as http:
+        task = asyncio.create_task(ask(http, **bodies(1, 500)[0]))
+        await until(lambda: server.metrics()["num_requests_running"] == 1)
+        server.process.kill()
+        server.process.wait()
+        _, alive = await asyncio.to_thread(psutil.wait_procs, workers, 2)
+        assert not alive
+        task.cancel()
+        await asyncio.wait([task])
