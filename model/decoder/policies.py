@@ -4,22 +4,24 @@ Knows specs only. What decides is where positions enter: turned into queries and
 added to the embedding from a table they cannot.
 """
 
-from typing import Literal
-
 from model.decoder.spec import DecoderSpec
 
-Policy = Literal["none", "sinks", "window", "restart"]
+ALL = ("none", "sinks", "window", "restart")
 
 
-def policies(spec: DecoderSpec) -> tuple[Policy, ...]:
-    """The policies this decoder honours, of "none", "sinks", "window" and "restart"."""
-    return ("none", "restart") if spec.positions is not None else ("none", "sinks", "window")
+def policies(spec: DecoderSpec) -> tuple[str, ...]:
+    """The policies this decoder honours."""
+    refused = policy_refusals(spec)
+    return tuple(policy for policy in ALL if policy not in refused)
 
 
 def policy_refusals(spec: DecoderSpec) -> dict[str, str]:
     """A sentence for each policy that is refused."""
-    if spec.positions is not None:
-        kind = "a learned table" if spec.positions.kind == "learned" else "sinusoids added to the embedding"
-        sentence = f'This model takes its positions from {kind}, which cannot slide; use the policy "restart".'
-        return {"sinks": sentence, "window": sentence}
-    return {"restart": 'This model\'s positions can slide, so nothing needs to restart; use the policy "sinks".'}
+    if spec.positions is None:
+        return {}
+    kind = "learned" if spec.positions.kind == "learned" else "sinusoidal"
+    reason = (
+        f"this model adds {kind} positions to its embeddings: a kept key cannot slide to another position, and the "
+        f"table ends at {spec.positions.count}; use the policy 'restart'"
+    )
+    return {"sinks": reason, "window": reason}

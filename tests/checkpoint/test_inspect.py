@@ -23,7 +23,14 @@ def test_a_table_a_person_can_read(tiny, capsys):
     assert main([str(tiny)]) == 0
     shown = capsys.readouterr()
     assert shown.err == ""
-    for word in ("llama", "4 heads of 16, 2 for keys", "rotary, base 10000", "Q8_0", "none, sinks, window", "dropped"):
+    for word in (
+        "llama",
+        "4 heads of 16, 2 for keys",
+        "rotary, base 10000",
+        "Q8_0",
+        "none, sinks, window, restart",
+        "dropped",
+    ):
         assert word in shown.out
 
 
