@@ -53,7 +53,8 @@ def print_banner(address: str, workers: Sequence[Ready], revision: str = "", con
     """Print the banner to standard output; plain lines where that is no terminal."""
     console = console or Console(soft_wrap=True)
     lines = [("address", address), *facts(workers, revision)]
-    curl = curl_line(address, workers[0].model)
+    reachable = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+    curl = curl_line(reachable, workers[0].model)
     if console.is_terminal:
         table = Table.grid(padding=(0, 2))
         for label, text in lines:
