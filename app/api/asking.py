@@ -57,9 +57,9 @@ def generations(
     name = uuid.uuid4().hex
     asked: list[Generation] = []
     for number, ids in enumerate(prompts):
-        door.check_ids(ids, field)
         max_tokens = door.max_tokens(body, len(ids), retention, rest_of_context)
         door.check_length(len(ids), max_tokens, retention, field)
+        door.check_ids(ids, field)
         seed = asked[0].params.seed + number if asked else None
         params = door.params(body, max_tokens, logprobs.answer, logprobs.prompt, _wrapped(seed))
         asked.append(

@@ -46,7 +46,7 @@ def parse_body(data: bytes, kind: type[Body]) -> Body:
         return kind.model_validate(fields)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise Invalid(_sentence(first), _path(first) or None, "invalid_value") from error
+        raise Invalid(_sentence(first), _path(first) if first["loc"] else None, "invalid_value") from error
 
 
 def _honoured(value: dict[str, Any], kind: type[Strict]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from app.api.schemas import MAX_LOGPROBS, MAX_TOKENS, Sampling, Strict, Text
 
 MAX_PROMPTS = 512
 MAX_MESSAGES = 4096
+MAX_TEXT = 1 << 20
 
 Ids = list[int]
 Prompt = Text | Ids | list[Text] | list[Ids]
@@ -91,7 +92,9 @@ class TokenizeRequest(Strict):
     """Ids of a text, or of a conversation under the model's template."""
 
     model: Text | None = MODEL
-    prompt: Text | None = Field(None, description="The text; either this or `messages`.")
+    prompt: Text | None = Field(
+        None, max_length=MAX_TEXT, description=f"The text, at most {MAX_TEXT} characters; either this or `messages`."
+    )
     add_special_tokens: bool | None = Field(
         None, description="Add begin and end tokens as trained. Default: true for a text, false for a conversation."
     )
@@ -109,5 +112,5 @@ class DetokenizeRequest(Strict):
     """The text of ids."""
 
     model: Text | None = MODEL
-    tokens: Ids = Field(max_length=MAX_TOKENS, description="Token ids. Required.")
+    tokens: Ids = Field(max_length=MAX_TEXT, description=f"At most {MAX_TEXT} token ids. Required.")
     skip_special_tokens: bool | None = Field(False, description="Leave control tokens out of the text.")
