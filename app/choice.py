@@ -74,7 +74,7 @@ class Choice:
         self.evicted = 0
         self.last_token = 0.0
         self.ledger = Ledger(number, len(options.prompt_ids), options.retention, ready.layer_windows, ready.block_size)
-        self._tokenizer = tokenizer
+        self._token_bytes = tokenizer.token_bytes
         self._include_stop = options.include_stop
         self._detokenizer = Detokenizer(tokenizer, options.skip_special_tokens)
         self._stops = StopScanner(options.stop, options.include_stop) if options.stop else None
@@ -100,12 +100,13 @@ class Choice:
         texts: list[str] = []
         tokens: list[Token] = []
         matched: str | None = None
-        for place in range(skip, len(row.tokens)):
+        last = len(row.tokens) - 1
+        for place in range(skip, last + 1):
             token = row.tokens[place]
-            hidden = token == row.stop_token and place == len(row.tokens) - 1 and not self._include_stop
+            hidden = token == row.stop_token and place == last and not self._include_stop
             text = "" if hidden else self._detokenizer.push(token)
-            logprob = row.logprobs[place] if place < len(row.logprobs) else None
-            tokens.append(Token(token, text, self._tokenizer.token_bytes(token), self._offset, logprob))
+            logprob = row.logprobs[place] if row.logprobs else None
+            tokens.append(Token(token, text, self._token_bytes(token), self._offset, logprob))
             self._offset += len(text)
             self.ledger.append(token)
             matched = self._scan(text, texts)

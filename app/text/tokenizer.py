@@ -82,6 +82,17 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes the token stands for inside a text; an added token's own text for an added token."""
+        known = self._known_bytes.get(token)
+        if known is None:
+            known = self._known_bytes[token] = self._bytes_of(token)
+        return known
+
+    @cached_property
+    def _known_bytes(self) -> dict[int, bytes]:
+        """What was asked for before: a stream asks for each token twice. Bounded by the vocabulary."""
+        return {}
+
+    def _bytes_of(self, token: int) -> bytes:
         added = self._added.get(token)
         if added is not None:
             return added.encode()
