@@ -197,8 +197,9 @@ def test_null_and_neutral_values_are_accepted(served, path):
         "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "functions": [], "suffix": "",
         "modalities": ["text"],
         "response_format": {"type": "text"}, "length_penalty": 1.0, "use_beam_search": False, "logit_bias": {}, "n": 1,
-        "stop": [], "user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "top_k": -1,
-        "safety_identifier": "x", "frequency_penalty": 0, "presence_penalty": 0.0, "bad_words": [], "stop_token_ids": [],
+        "stop": [], "user": "me", "metadata": {"a": "b"}, "store": False, "top_k": -1,
+        "safety_identifier": "x", "frequency_penalty": 0, "presence_penalty": 0.0, "bad_words": [],
+        "stop_token_ids": [], "service_tier": "auto",
     }  # fmt: skip
     given = {"prompt": "Hi"} if path == COMPLETIONS else {"messages": USER}
     nulls = dict.fromkeys((*neutral, *NOT_SERVED.keys() - {"no_such_field", "temprature", "Temperature", "", "n "}))
