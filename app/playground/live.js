@@ -64,11 +64,11 @@ class Chart {
 
   #build() {
     const style = getComputedStyle(document.documentElement);
-    const axis = { stroke: style.getPropertyValue("--quiet"), grid: { stroke: style.getPropertyValue("--line"), width: 1 }, size: 52, font: "11px system-ui" };
+    const axis = { stroke: style.getPropertyValue("--quiet"), grid: { stroke: style.getPropertyValue("--line"), width: 1 }, size: 66, font: "11px system-ui" };
     this.plot = new window.uPlot({
-      width: Math.max(220, this.root.clientWidth - 22), height: 120, cursor: { show: false }, legend: { show: false },
+      width: Math.max(220, this.root.clientWidth - 22), height: 132, cursor: { show: false }, legend: { show: false },
       scales: { x: { time: false }, y: { range: (_plot, low, high) => [Math.min(0, low ?? 0), Math.max(high ?? 1, 1e-3) * 1.05] } },
-      axes: [{ ...axis, size: 22, values: (_plot, ticks) => ticks.map((t) => `${Math.round(t)}${this.unit}`) }, { ...axis, values: (_plot, ticks) => ticks.map((t) => this.print(t)) }],
+      axes: [{ ...axis, size: 32, values: (_plot, ticks) => ticks.map((t) => `${Math.round(t)}${this.unit}`) }, { ...axis, values: (_plot, ticks) => ticks.map((t) => this.print(t)) }],
       series: [{}, ...this.series.map(([label], i) => ({ label, stroke: style.getPropertyValue(COLOURS[i]), width: 2, points: { show: false } }))],
     }, this.data, this.plotBox);
   }
