@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,46 +24,56 @@ from rich.table import Table
 from model.checkpoint import CheckpointError, load
 from model.decoder.kernels.select import choose
 
-WIDTH, WIDE, LAYERS, HEADS, KV_HEADS, VOCABULARY = 2048, 5632, 20, 32, 4, 32000
+
+@dataclass(frozen=True)
+class Size:
+    """A Llama's sizes; the defaults make 1.01 billion parameters."""
+
+    width: int = 2048
+    wide: int = 5632
+    layers: int = 20
+    heads: int = 32
+    kv_heads: int = 4
+    vocabulary: int = 32000
 
 
-def shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The tensors of the random model, in the order in which folders keep them."""
-    head_dim = WIDTH // HEADS
-    yield "model.embed_tokens.weight", (VOCABULARY, WIDTH)
-    for layer in range(LAYERS):
+def shapes(size: Size) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The tensors of a model, in the order in which folders keep them."""
+    head_dim = size.width // size.heads
+    yield "model.embed_tokens.weight", (size.vocabulary, size.width)
+    for layer in range(size.layers):
         name = f"model.layers.{layer}."
-        yield name + "input_layernorm.weight", (WIDTH,)
-        yield name + "post_attention_layernorm.weight", (WIDTH,)
-        yield name + "self_attn.q_proj.weight", (WIDTH, WIDTH)
-        yield name + "self_attn.k_proj.weight", (KV_HEADS * head_dim, WIDTH)
-        yield name + "self_attn.v_proj.weight", (KV_HEADS * head_dim, WIDTH)
-        yield name + "self_attn.o_proj.weight", (WIDTH, WIDTH)
-        yield name + "mlp.gate_proj.weight", (WIDE, WIDTH)
-        yield name + "mlp.up_proj.weight", (WIDE, WIDTH)
-        yield name + "mlp.down_proj.weight", (WIDTH, WIDE)
-    yield "model.norm.weight", (WIDTH,)
-    yield "lm_head.weight", (VOCABULARY, WIDTH)
+        yield name + "input_layernorm.weight", (size.width,)
+        yield name + "post_attention_layernorm.weight", (size.width,)
+        yield name + "self_attn.q_proj.weight", (size.width, size.width)
+        yield name + "self_attn.k_proj.weight", (size.kv_heads * head_dim, size.width)
+        yield name + "self_attn.v_proj.weight", (size.kv_heads * head_dim, size.width)
+        yield name + "self_attn.o_proj.weight", (size.width, size.width)
+        yield name + "mlp.gate_proj.weight", (size.wide, size.width)
+        yield name + "mlp.up_proj.weight", (size.wide, size.width)
+        yield name + "mlp.down_proj.weight", (size.width, size.wide)
+    yield "model.norm.weight", (size.width,)
+    yield "lm_head.weight", (size.vocabulary, size.width)
 
 
-def write_model(folder: Path) -> None:
+def write_model(folder: Path, size: Size) -> None:
     """A model folder: config.json and one safetensors file, written tensor by tensor."""
     config = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
-        "vocab_size": VOCABULARY,
-        "hidden_size": WIDTH,
-        "intermediate_size": WIDE,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
+        "vocab_size": size.vocabulary,
+        "hidden_size": size.width,
+        "intermediate_size": size.wide,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "num_key_value_heads": size.kv_heads,
         "max_position_embeddings": 2048,
         "tie_word_embeddings": False,
         "dtype": "bfloat16",
     }
     (folder / "config.json").write_text(json.dumps(config))
     header, place = {}, 0
-    for name, shape in shapes():
+    for name, shape in shapes(size):
         end = place + 2 * torch.Size(shape).numel()
         header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [place, end]}
         place = end
@@ -71,7 +82,7 @@ def write_model(folder: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     with (folder / "model.safetensors").open("wb") as file:
         file.write(len(raw).to_bytes(8, "little") + raw)
-        for _, shape in shapes():
+        for _, shape in shapes(size):
             tensor = torch.empty(shape, dtype=torch.bfloat16).normal_(0, 0.02, generator=generator)
             file.write(tensor.view(torch.uint8).numpy().tobytes())
 
@@ -160,7 +171,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not parsed.no_billion:
         folder = Path(tempfile.mkdtemp(prefix="everstream-billion-"))
         try:
-            write_model(folder)
+            write_model(folder, Size())
             rows.append(("random Llama, bfloat16", size_of(folder), measured_apart(folder, parsed)))
         finally:
             shutil.rmtree(folder)

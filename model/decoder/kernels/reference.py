@@ -118,7 +118,9 @@ class ReferenceBackend:
         dense = dequantise_weight(weight) if weight.kind in BLOCK_BYTES else weight.data
         dense = dense.to(self.device, self.dtype, copy=True)
         pad = round_up(weight.in_features, ROWS) - weight.in_features
-        return DenseWeight(functional.pad(dense, (0, pad)).contiguous(), weight.in_features)
+        if pad:  # padding by nothing would still copy
+            dense = functional.pad(dense, (0, pad))
+        return DenseWeight(dense.contiguous(), weight.in_features)
 
     def place(self, tensor: Tensor) -> Tensor:
         """Vectors and tables are read in the activations' type."""
