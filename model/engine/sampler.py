@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.decoder.kernels.sampling import ALL_CUT, FINE, Outcome, Table, address, open_sampler
-from model.engine import sampler_filters
 from model.engine.sampler_reference import (
     ALL_CUT_ERROR,
     NOT_FINITE_ERROR,
     Sampled,
     SampleRow,
+    distribution,
     sample_one,
-    shape,
     token_logprob,
 )
 from model.engine.sampler_state import SamplerState
@@ -58,7 +57,7 @@ class Sampler:
             return chances
         table = logits.detach().cpu().numpy()
         for place, row in enumerate(rows):
-            chances[place] = sampler_filters.softmax(shape(table[place], row)[-1])
+            chances[place] = distribution(table[place], row)
         return chances
 
     def prompt_logprobs(self, logits: Tensor, next_ids: Sequence[int], count: int) -> list[TokenLogprob]:

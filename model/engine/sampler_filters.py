@@ -16,13 +16,20 @@ Ids = NDArray[np.int32]
 
 CUT = -np.inf
 MAX_DRY_PENALTY = 1e30  # float32 must hold it
+SMALLEST_LOG = -87.0  # a token e**87 times less likely than the best one counts as impossible: float32 holds no less
 MIN_TEMPERATURE = 1e-6  # where dynamic temperature comes down to nothing
 
 
 def softmax(scores: Scores) -> Scores:
     """Probabilities; a cut token has 0."""
-    weights = np.exp(scores - scores.max())
-    return np.asarray(weights / weights.sum())
+    weights = weigh(scores)
+    return weights / weights.sum()
+
+
+def weigh(scores: Scores) -> Scores:
+    """Weights relative to the best token's 1."""
+    away = scores - scores.max()
+    return np.where(away > SMALLEST_LOG, np.exp(away), 0.0)
 
 
 def best_first(scores: Scores) -> NDArray[np.int64]:
@@ -175,7 +182,8 @@ def xtc(scores: Scores, threshold: float) -> Scores:
     """Cut all tokens of at least `threshold` but the least likely of them ("exclude top choices", p-e-w,
     text-generation-webui pull request 6335). The caller draws whether it happens."""
     order = best_first(scores)
-    likely = order[softmax(scores)[order] >= threshold]
+    falling = softmax(scores)[order]
+    likely = order[(falling >= threshold) & (falling > 0)]
     if len(likely) < 2:
         return scores
     return ban(scores, likely[:-1].tolist())

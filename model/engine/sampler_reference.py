@@ -64,6 +64,14 @@ def sample_one(logits: NDArray[Any], row: SampleRow) -> Sampled:
     return Sampled(token)
 
 
+def distribution(logits: NDArray[Any], row: SampleRow) -> Scores:
+    """What `sample_one` draws from: probabilities [vocabulary], all 0 where no token can be drawn."""
+    try:
+        return filters.softmax(shape(logits, row)[-1])
+    except NoToken:
+        return np.zeros(len(logits))
+
+
 def shape(logits: NDArray[Any], row: SampleRow) -> list[Scores]:
     """Scores [vocabulary] of the model and after: penalties, temperature, top_k, top_p, min_p, the rest.
 
@@ -144,10 +152,9 @@ def cut_rest(scores: Scores, penalised: Scores, model: Scores, row: SampleRow) -
 
 def _draw(scores: Scores, row: SampleRow) -> int:
     """Inverse of the cumulative distribution, in order of the ids; the random number depends on the row alone."""
-    alive = np.flatnonzero(scores > CUT)
-    if len(alive) == 1:
-        return int(alive[0])
-    cumulative = np.cumsum(np.exp(scores[alive] - scores.max()))
+    weights = filters.weigh(scores)
+    alive = np.flatnonzero(weights)
+    cumulative = np.cumsum(weights[alive])
     target = uniform(row.params.seed, row.choice, row.index, DRAW) * cumulative[-1]
     return int(alive[min(int(np.searchsorted(cumulative, target, side="right")), len(alive) - 1)])
 
