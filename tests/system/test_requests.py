@@ -243,6 +243,7 @@ def test_litellm(server, http):
 
 
 WORDS = ["a", "the", " of", "\n", ". ", "e", "in", "\n\n", "ing", " t", "and the", "나"]
+SAID = ["the", "king", "of", "한국", "said", "🥹", "that", "no", "man", "is", "an", "island"]
 bodies = st.fixed_dictionaries(
     {
         "max_tokens": st.integers(1, 24),
@@ -265,9 +266,7 @@ bodies = st.fixed_dictionaries(
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(body=bodies, start=st.integers(0, 100), length=st.integers(1, 60))
 def test_stream_and_whole_agree_and_equal_the_decode_of_the_ids(http, tokenizer, body, start, length):
-    words = random.Random(start).choices(
-        ["the", "king", "of", "한국", "said", "🥹", "that", "no", "man", "is", "an", "island", "and", "then"], k=length
-    )
+    words = random.Random(start).choices(SAID, k=length)
     asked = {"prompt": " ".join(words), **body, "trace": 1}
     answer = http.post(COMPLETIONS, json=asked)
     assert answer.status_code == 200, answer.text
