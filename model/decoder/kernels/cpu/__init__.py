@@ -1,1 +1,4 @@
-"""CPU kernels of our own: C++ compiled at set-up, called through ctypes; the torch reference is their oracle."""
+"""CPU kernels of our own: C++ compiled at set-up, called through ctypes.
+
+The torch reference is their oracle, and serves where they cannot be had.
+"""

@@ -84,7 +84,7 @@ const uint8_t* block_of(const Work& work, int64_t key) {
 
 // Keys [begin, end) of one tile that starts at `base`, converted; the tile's other values are made zero.
 void fetch_tile(Work& work, int64_t base, Range keys) {
-    const int64_t hd = work.attention.head_dim, bs = work.cache.block_size;
+    const int64_t hd = work.attention.padded(), bs = work.cache.block_size;
     for (int64_t chunk = 0; chunk < kTile / 8; ++chunk) {
         const int64_t first = base + chunk * 8;
         const int64_t from = std::max(keys.begin, first) - first, to = std::min(keys.end, first + 8) - first;
@@ -105,7 +105,7 @@ void add_tile(Work& work, Rows& rows, int64_t base, Range all, const Range* rang
     const Attention& a = work.attention;
     const Range keys{std::max(all.begin, base), std::min(all.end, base + kTile)};
     fetch_tile(work, base, keys);
-    multiply_keys(work.tile, a.head_dim, rows.q, rows.count, (keys.begin - base) / 8, (keys.end - base + 7) / 8, work.scores);
+    multiply_keys(work.tile, a.padded(), rows.q, rows.count, (keys.begin - base) / 8, (keys.end - base + 7) / 8, work.scores);
     float factors[kMaxRows];
     const int64_t head0 = work.unit.kv_head * rows.group;
     for (int64_t r = 0; r < rows.count; ++r) {
@@ -120,14 +120,16 @@ void add_tile(Work& work, Rows& rows, int64_t base, Range all, const Range* rang
         const ScoreRule rule{a.scale, a.softcap, a.slopes ? a.slopes[head] : 0.0f, from_position[t] - static_cast<float>(base)};
         factors[r] = softmax_row(rule, static_cast<int>(lo), static_cast<int>(hi), p, rows.top[r], rows.sum[r]);
     }
-    add_values(work.tile, a.head_dim, work.scores, factors, rows.count, keys.begin - base, keys.end - base, rows.mixed);
+    add_values(work.tile, a.padded(), work.scores, factors, rows.count, keys.begin - base, keys.end - base, rows.mixed);
 }
 
 void load_queries(const Work& work, const Rotation& rotation, bool at_sink, const float* q, int64_t stride, Rows& rows) {
     const int64_t hd = work.attention.head_dim, head0 = work.unit.kv_head * rows.group;
     for (int64_t r = 0; r < rows.count; ++r) {
         const int64_t t = work.unit.first + r / rows.group;
-        rotate_head(rotation, t, at_sink, q + t * stride + (head0 + r % rows.group) * hd, hd, rows.q + r * hd);
+        float* to = rows.q + r * work.attention.padded();
+        rotate_head(rotation, t, at_sink, q + t * stride + (head0 + r % rows.group) * hd, hd, to);
+        std::fill(to + hd, to + work.attention.padded(), 0.0f);
     }
 }
 
@@ -173,7 +175,7 @@ void add_sinks(Work& work, Rows& rows, const Seen& seen) {
 // Every split in order; the first one runs in `rows` itself, which equals merging it into nothing.
 void add_all_splits(Work& work, Rows& rows, Rows& apart, const Seen& seen, bool fresh) {
     if (seen.all_recent.begin >= seen.all_recent.end) return;
-    const int64_t hd = work.attention.head_dim;
+    const int64_t hd = work.attention.padded();
     for (int64_t split = seen.all_recent.begin / kSplit; split <= (seen.all_recent.end - 1) / kSplit; ++split) {
         if (fresh) {
             add_split(work, rows, seen, split);
@@ -199,7 +201,7 @@ void finish(const Attention& a, const Unit& unit, const Rows& rows, float* out, 
         const __m256 by = _mm256_set1_ps(factor / sum);
         float* to = out + (unit.first + r / rows.group) * out_stride + head * a.head_dim;
         for (int64_t d = 0; d < a.head_dim; d += 8) {
-            _mm256_storeu_ps(to + d, _mm256_mul_ps(_mm256_loadu_ps(rows.mixed + r * a.head_dim + d), by));
+            Lanes(a.head_dim - d).store(to + d, _mm256_mul_ps(_mm256_loadu_ps(rows.mixed + r * a.padded() + d), by));
         }
     }
 }
@@ -212,7 +214,7 @@ float* carve(float*& scratch, int64_t floats) {
 
 Rows carve_rows(const Attention& a, const Unit& unit, float* q, float*& scratch) {
     const int64_t count = unit.count * group_heads(a);
-    return {count, group_heads(a), q, carve(scratch, count), carve(scratch, count), carve(scratch, count * a.head_dim)};
+    return {count, group_heads(a), q, carve(scratch, count), carve(scratch, count), carve(scratch, count * a.padded())};
 }
 
 }  // namespace
@@ -225,16 +227,16 @@ View view_of(const Batch& batch, const Attention& attention, int64_t sequence) {
 }
 
 int64_t attention_scratch(const Attention& a) {
-    const int64_t rows = unit_rows(a), hd = a.head_dim;
+    const int64_t rows = unit_rows(a), hd = a.padded();
     return 2 * kTile * hd + rows * kTile + 3 * rows * hd + 4 * rows + 16 * 16;
 }
 
-int64_t partial_floats(const Attention& a) { return unit_rows(a) * (a.head_dim + 2); }
+int64_t partial_floats(const Attention& a) { return unit_rows(a) * (a.padded() + 2); }
 
 void attend_unit(const Batch& batch, const Cache& cache, const Attention& attention, const Rotation& rotation,
                  const Unit& unit, const float* q, int64_t q_stride, float* out, int64_t out_stride, float* partials,
                  float* scratch) {
-    const int64_t hd = attention.head_dim, count = unit.count * group_heads(attention);
+    const int64_t hd = attention.padded(), count = unit.count * group_heads(attention);
     KeyTile tile{carve(scratch, kTile * hd), carve(scratch, kTile * hd)};
     Work work{batch, cache, attention, unit, view_of(batch, attention, unit.sequence), tile, carve(scratch, count * kTile)};
     float* queries = carve(scratch, count * hd);
@@ -264,7 +266,7 @@ void attend_unit(const Batch& batch, const Cache& cache, const Attention& attent
 
 void merge_unit(const Attention& attention, const Unit& unit, float* out, int64_t out_stride, const float* partials,
                 float* scratch) {
-    const int64_t hd = attention.head_dim;
+    const int64_t hd = attention.padded();
     Rows rows = carve_rows(attention, unit, nullptr, scratch);
     start(rows, hd);
     for (int64_t split = 0; split < unit.num_splits; ++split) {

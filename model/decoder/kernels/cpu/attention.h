@@ -2,8 +2,8 @@
 // Knows blocks, positions and heads; sequences, streams and requests are the engine's. An element of the cache is
 // float16, or float32 in float32 mode.
 //
-// One block of one layer: for each kv head its keys [block_size / 8][head_dim][8] (eight keys side by side), then
-// its values [block_size][head_dim].
+// One block of one layer: for each kv head its keys [block_size / 8][padded][8] (eight keys side by side), then its
+// values [block_size][padded]; padded is head_dim up to a multiple of 8, the rest zeros.
 //
 // A query sees two ranges of keys: its sinks [0, sinks), seen from the virtual position, and the recent ones.
 // Recent keys are taken in splits of 256 keys and tiles of 32, both at absolute positions; each split is an online
@@ -55,6 +55,8 @@ struct Attention {
     float scale, softcap;      // softcap 0: none
     const float* slopes;       // ALiBi, or null
     const float* sink_logits;  // or null
+
+    int64_t padded() const { return (head_dim + 7) / 8 * 8; }
 };
 
 // The part of a sequence's keys that one unit of work covers.

@@ -82,29 +82,32 @@ constexpr float kHalfTop = 65504.0f;  // a larger value would become an infinity
 
 inline uint16_t to_half(float x) { return float_to_half(x > kHalfTop ? kHalfTop : x < -kHalfTop ? -kHalfTop : x); }
 
-void put_head(const Cache& cache, uint8_t* head, int64_t place, int64_t hd, const float* k, const float* v) {
-    const int64_t bs = cache.block_size, keys = place / 8 * 8 * hd + place % 8, values = bs * hd + place * hd;
-    if (cache.half) {
-        auto* to = reinterpret_cast<uint16_t*>(head);
-        for (int64_t d = 0; d < hd; ++d) to[keys + d * 8] = to_half(k[d]);
-        for (int64_t d = 0; d < hd; ++d) to[values + d] = to_half(v[d]);
-    } else {
-        auto* to = reinterpret_cast<float*>(head);
-        for (int64_t d = 0; d < hd; ++d) to[keys + d * 8] = k[d];
-        std::copy_n(v, hd, to + values);
-    }
+// One head's key and value to its place in a block; `hd` is the padded head.
+template <class T, class F>
+void put_head(T* head, int64_t block_size, int64_t place, int64_t hd, const float* k, const float* v, F&& as_element) {
+    T* keys = head + place / 8 * 8 * hd + place % 8;
+    T* values = head + block_size * hd + place * hd;
+    for (int64_t d = 0; d < hd; ++d) keys[d * 8] = as_element(k[d]);
+    for (int64_t d = 0; d < hd; ++d) values[d] = as_element(v[d]);
 }
 
 }  // namespace
 
 void store_token(const Batch& batch, const Cache& cache, const Attention& a, const Rotation& rotation, int64_t t,
                  const float* k, const float* v, float* scratch) {
-    const int64_t hd = a.head_dim, slot = batch.slots[t];
-    uint8_t* block = cache.layer + slot / cache.block_size * cache.block_bytes;
-    const int64_t head_bytes = 2 * cache.block_size * hd * (cache.half ? 2 : 4);
+    const int64_t hd = a.head_dim, padded = a.padded(), slot = batch.slots[t], bs = cache.block_size;
+    uint8_t* block = cache.layer + slot / bs * cache.block_bytes;
+    float *key = scratch, *value = scratch + padded;
+    std::fill_n(scratch, 2 * padded, 0.0f);
     for (int64_t head = 0; head < a.kv_heads; ++head) {
-        rotate_head(rotation, t, false, k + head * hd, hd, scratch);
-        put_head(cache, block + head * head_bytes, slot % cache.block_size, hd, scratch, v + head * hd);
+        rotate_head(rotation, t, false, k + head * hd, hd, key);
+        std::copy_n(v + head * hd, hd, value);
+        const int64_t first = head * 2 * bs * padded;
+        if (cache.half) {
+            put_head(reinterpret_cast<uint16_t*>(block) + first, bs, slot % bs, padded, key, value, to_half);
+        } else {
+            put_head(reinterpret_cast<float*>(block) + first, bs, slot % bs, padded, key, value, [](float x) { return x; });
+        }
     }
 }
 

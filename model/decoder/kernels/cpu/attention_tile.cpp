@@ -12,18 +12,25 @@ namespace {
 template <int R, int C>
 void key_block(const float* k, int64_t head_dim, const float* q, float* scores) {
     __m256 sum[R][C];
+    ES_UNROLL
     for (int r = 0; r < R; ++r) {
+        ES_UNROLL
         for (int c = 0; c < C; ++c) sum[r][c] = _mm256_setzero_ps();
     }
     for (int64_t d = 0; d < head_dim; ++d) {
         __m256 keys[C];
+        ES_UNROLL
         for (int c = 0; c < C; ++c) keys[c] = _mm256_loadu_ps(k + (c * head_dim + d) * 8);
+        ES_UNROLL
         for (int r = 0; r < R; ++r) {
             const __m256 x = _mm256_broadcast_ss(q + r * head_dim + d);
+            ES_UNROLL
             for (int c = 0; c < C; ++c) sum[r][c] = _mm256_fmadd_ps(keys[c], x, sum[r][c]);
         }
     }
+    ES_UNROLL
     for (int r = 0; r < R; ++r) {
+        ES_UNROLL
         for (int c = 0; c < C; ++c) _mm256_storeu_ps(scores + r * kTile + c * 8, sum[r][c]);
     }
 }
@@ -48,19 +55,26 @@ template <int R, int C>
 void value_block(const float* v, int64_t head_dim, const float* weights, const float* factors, int64_t from, int64_t to,
                  float* mixed) {
     __m256 sum[R][C];
+    ES_UNROLL
     for (int r = 0; r < R; ++r) {
         const __m256 by = _mm256_set1_ps(factors[r]);
+        ES_UNROLL
         for (int c = 0; c < C; ++c) sum[r][c] = _mm256_mul_ps(_mm256_loadu_ps(mixed + r * head_dim + c * 8), by);
     }
     for (int64_t j = from; j < to; ++j) {
         __m256 value[C];
+        ES_UNROLL
         for (int c = 0; c < C; ++c) value[c] = _mm256_loadu_ps(v + j * head_dim + c * 8);
+        ES_UNROLL
         for (int r = 0; r < R; ++r) {
             const __m256 p = _mm256_broadcast_ss(weights + r * kTile + j);
+            ES_UNROLL
             for (int c = 0; c < C; ++c) sum[r][c] = _mm256_fmadd_ps(p, value[c], sum[r][c]);
         }
     }
+    ES_UNROLL
     for (int r = 0; r < R; ++r) {
+        ES_UNROLL
         for (int c = 0; c < C; ++c) _mm256_storeu_ps(mixed + r * head_dim + c * 8, sum[r][c]);
     }
 }
@@ -69,7 +83,7 @@ template <int R>
 void value_rows(const float* v, int64_t head_dim, const float* weights, const float* factors, int64_t from, int64_t to,
                 float* mixed) {
     int64_t d = 0;
-    for (; d + 32 <= head_dim; d += 32) value_block<R, 4>(v + d, head_dim, weights, factors, from, to, mixed + d);
+    for (; d + 16 <= head_dim; d += 16) value_block<R, 2>(v + d, head_dim, weights, factors, from, to, mixed + d);
     for (; d < head_dim; d += 8) value_block<R, 1>(v + d, head_dim, weights, factors, from, to, mixed + d);
 }
 
@@ -114,6 +128,7 @@ float softmax_row(const ScoreRule& rule, int lo, int hi, float* p, float& top, f
     const __m256 scale = _mm256_set1_ps(rule.scale), lowest = _mm256_set1_ps(-__builtin_inff());
     __m256 score[kTile / 8], largest = lowest;
     __m256i seen[kTile / 8];
+    ES_UNROLL
     for (int c = 0; c < kTile / 8; ++c) {
         seen[c] = lanes_within(8 * c, lo, hi);
         __m256 s = _mm256_mul_ps(_mm256_loadu_ps(p + 8 * c), scale);
@@ -131,6 +146,7 @@ float softmax_row(const ScoreRule& rule, int lo, int hi, float* p, float& top, f
     const float now = std::max(top, max8(largest));
     const __m256 peak = _mm256_set1_ps(now);
     __m256 total[kTile / 8];
+    ES_UNROLL
     for (int c = 0; c < kTile / 8; ++c) {
         total[c] = _mm256_and_ps(exp8(_mm256_sub_ps(score[c], peak)), _mm256_castsi256_ps(seen[c]));
         _mm256_storeu_ps(p + 8 * c, total[c]);
@@ -145,10 +161,13 @@ float softmax_row(const ScoreRule& rule, int lo, int hi, float* p, float& top, f
 void add_values(const KeyTile& tile, int64_t head_dim, const float* weights, const float* factors, int64_t rows,
                 int64_t from, int64_t to, float* mixed) {
     int64_t r = 0;
-    for (; r + 2 <= rows; r += 2) {
-        value_rows<2>(tile.v, head_dim, weights + r * kTile, factors + r, from, to, mixed + r * head_dim);
+    for (; r + 6 <= rows; r += 6) {
+        value_rows<6>(tile.v, head_dim, weights + r * kTile, factors + r, from, to, mixed + r * head_dim);
     }
-    if (r < rows) value_rows<1>(tile.v, head_dim, weights + r * kTile, factors + r, from, to, mixed + r * head_dim);
+    for (; r + 3 <= rows; r += 3) {
+        value_rows<3>(tile.v, head_dim, weights + r * kTile, factors + r, from, to, mixed + r * head_dim);
+    }
+    for (; r < rows; ++r) value_rows<1>(tile.v, head_dim, weights + r * kTile, factors + r, from, to, mixed + r * head_dim);
 }
 
 }  // namespace es

@@ -31,8 +31,6 @@ def unsupported(spec: DecoderSpec) -> str | None:
     """Why these kernels cannot run a decoder, in a sentence; None where they can."""
     for number, layer in enumerate(spec.layers):
         attention = layer.attention
-        if attention.head_dim % 8:
-            return f"layer {number} has heads of {attention.head_dim}, and the CPU kernels need a multiple of 8"
         if attention.heads // attention.kv_heads > _MOST_ROWS:
             return f"layer {number} has more than {_MOST_ROWS} query heads for a key head"
     return None
@@ -82,6 +80,7 @@ class CpuBackend:
         self._tapes: weakref.WeakKeyDictionary[Forward, _Tape] = weakref.WeakKeyDictionary()
         self.threads = threads or physical_cores()
         self._library.es_pool_start(self.threads)
+        torch.set_num_threads(1)  # ours is the only pool: torch's would spin on the same cores
         self.name = "cpu avx2 float32" if self._exact else "cpu avx2"
 
     def pack(self, weight: RawWeight, lookup: bool = False) -> packed.PackedWeight:

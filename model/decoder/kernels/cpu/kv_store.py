@@ -1,4 +1,7 @@
-"""The paged cache of the CPU kernels. Knows blocks and bytes; the layout inside a block is attention.h's."""
+"""The paged cache of the CPU kernels: one piece of memory a layer, cut into blocks.
+
+Knows blocks and bytes; the layout inside a block is attention.h's, who uses which block is the engine's.
+"""
 
 import torch
 from torch import Tensor
@@ -19,7 +22,7 @@ class CpuStore:
         self.layers: list[Tensor] = [
             torch.empty(
                 num_blocks,
-                2 * layer.attention.kv_heads * layer.attention.head_dim * block_size * element,
+                2 * layer.attention.kv_heads * (-(-layer.attention.head_dim // 8) * 8) * block_size * element,
                 dtype=torch.uint8,
             )
             for layer in spec.layers
@@ -32,3 +35,8 @@ class CpuStore:
         """Copy one block in all layers."""
         for layer in self.layers:
             layer[target].copy_(layer[source])
+
+    def spoil(self, block: int) -> None:
+        """Fill a block with NaN (tests: nothing may look at a block that was given back)."""
+        for layer in self.layers:
+            layer[block].fill_(255)

@@ -1,4 +1,7 @@
-"""Loads the compiled kernels once a process. Knows the shared object, not what is in it."""
+"""Loads the compiled kernels once a process.
+
+Knows the shared object and how to do without one; not what is in it.
+"""
 
 import ctypes
 import functools

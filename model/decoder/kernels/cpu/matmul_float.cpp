@@ -24,16 +24,19 @@ inline void weights_at(const uint8_t* tile, int64_t k, __m256& first, __m256& se
 template <int32_t format, int R>
 void rows_by_tile(const uint8_t* tile, int64_t in, const float* x, int64_t stride, float* values) {
     __m256 sum[R][2];
+    ES_UNROLL
     for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
     for (int64_t k = 0; k < in; ++k) {
         __m256 w0, w1;
         weights_at<format>(tile, k, w0, w1);
+        ES_UNROLL
         for (int r = 0; r < R; ++r) {
             const __m256 v = _mm256_broadcast_ss(x + r * stride + k);
             sum[r][0] = _mm256_fmadd_ps(w0, v, sum[r][0]);
             sum[r][1] = _mm256_fmadd_ps(w1, v, sum[r][1]);
         }
     }
+    ES_UNROLL
     for (int r = 0; r < R; ++r) {
         _mm256_storeu_ps(values + 16 * r, sum[r][0]);
         _mm256_storeu_ps(values + 16 * r + 8, sum[r][1]);

@@ -14,7 +14,7 @@ namespace {
 // low and high nibbles of 8 outputs (bytes); its scales are d and m of the outputs as float32.
 constexpr int kPanelGroup = 512;
 
-void unpack_nibbles(const uint8_t* tile, int64_t groups, uint8_t* w, float* scales) {
+inline void unpack_nibbles(const uint8_t* tile, int64_t groups, uint8_t* w, float* scales) {
     const __m256i mask = _mm256_set1_epi8(15);
     for (int64_t g = 0; g < groups; ++g, tile += 320, w += kPanelGroup, scales += 32) {
         for (int i = 0; i < 8; ++i) {
@@ -33,7 +33,7 @@ inline __m256 byte_minimum(const uint8_t* group, bool with_minimum, __m256 d) {
     return _mm256_mul_ps(d, _mm256_set1_ps(-128.0f));
 }
 
-void unpack_bytes(const uint8_t* tile, int64_t groups, bool with_minimum, uint8_t* w, float* scales) {
+inline void unpack_bytes(const uint8_t* tile, int64_t groups, bool with_minimum, uint8_t* w, float* scales) {
     const __m256i mask = _mm256_set1_epi8(15);
     for (int64_t g = 0; g < groups; ++g, tile += with_minimum ? 288 : 272, w += kPanelGroup, scales += 16) {
         for (int i = 0; i < 8; ++i) {
@@ -45,6 +45,11 @@ void unpack_bytes(const uint8_t* tile, int64_t groups, bool with_minimum, uint8_
         _mm256_store_ps(scales, d);
         _mm256_store_ps(scales + 8, byte_minimum(tile, with_minimum, d));
     }
+}
+
+inline void fetch(const uint8_t* group) {
+    ES_UNROLL
+    for (int line = 0; line < 5; ++line) _mm_prefetch(reinterpret_cast<const char*>(group) + 64 * line, _MM_HINT_T0);
 }
 
 inline __m256 step(__m256 sum, __m256i dot, __m256 d, __m256 m, __m256 dx, __m256 sx) {
@@ -81,14 +86,17 @@ inline void group_of_four(const uint8_t* w, const int8_t* row, int64_t ld, __m25
         : "memory");
 }
 
+// `ahead` is the packed tile that comes next: it is fetched while this one is computed, a group at a time.
 void four_rows_nibbles(const uint8_t* w, const float* s, int64_t groups, const int8_t* q, int64_t in, const float* meta,
-                       float* values) {
+                       const uint8_t* ahead, float* values) {
     const __m256i ones = _mm256_set1_epi16(1);
     alignas(32) float sum[8][8] = {};
     for (int64_t g = 0; g < groups; ++g, w += kPanelGroup, s += 32, q += kGroup, meta += 2) {
+        if (ahead) fetch(ahead + g * 320);
         __m256i a[4], b[4];
         group_of_four(w, q, in, a, b);
         const __m256 d0 = _mm256_load_ps(s), d1 = _mm256_load_ps(s + 8), m0 = _mm256_load_ps(s + 16), m1 = _mm256_load_ps(s + 24);
+        ES_UNROLL
         for (int r = 0; r < 4; ++r) {
             const __m256 dx = _mm256_broadcast_ss(meta + r * groups * 2), sx = _mm256_broadcast_ss(meta + r * groups * 2 + 1);
             _mm256_store_ps(sum[2 * r], step(_mm256_load_ps(sum[2 * r]), _mm256_madd_epi16(a[r], ones), d0, m0, dx, sx));
@@ -103,17 +111,20 @@ inline __m256i join(__m256i low, __m256i high) {
 }
 
 void four_rows_bytes(const uint8_t* w, const float* s, int64_t groups, const int8_t* q, int64_t in, const float* meta,
-                     float* values) {
+                     const uint8_t* ahead, float* values) {
     __m256 sum[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
     for (int64_t g = 0; g < groups; ++g, w += kPanelGroup, s += 16, q += kGroup, meta += 2) {
+        if (ahead) fetch(ahead + g * 288);
         __m256i a[4], b[4];
         group_of_four(w, q, in, a, b);
         const __m256 d = _mm256_load_ps(s), m = _mm256_load_ps(s + 8);
+        ES_UNROLL
         for (int r = 0; r < 4; ++r) {
             const __m256 dx = _mm256_broadcast_ss(meta + r * groups * 2), sx = _mm256_broadcast_ss(meta + r * groups * 2 + 1);
             sum[r] = step(sum[r], join(a[r], b[r]), d, m, dx, sx);
         }
     }
+    ES_UNROLL
     for (int r = 0; r < 4; ++r) _mm256_storeu_ps(values + 8 * r, sum[r]);
 }
 
@@ -128,14 +139,17 @@ template <int R>
 void few_rows_nibbles(const uint8_t* tile, int64_t groups, const int8_t* q, int64_t in, const float* meta, float* values) {
     const __m256i ones = _mm256_set1_epi16(1), mask = _mm256_set1_epi8(15);
     __m256 sum[R][2];
+    ES_UNROLL
     for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
     for (int64_t g = 0; g < groups; ++g, tile += 320, q += kGroup, meta += 2) {
         __m256i dot[R][2];
+        ES_UNROLL
         for (int r = 0; r < R; ++r) dot[r][0] = dot[r][1] = _mm256_setzero_si256();
         for (int half = 0; half < 2; ++half) {
             for (int i = 0; i < 4; ++i) {
                 __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(tile + 64 * i + 32 * half));
                 const __m256i low = _mm256_and_si256(v, mask), high = _mm256_and_si256(_mm256_srli_epi16(v, 4), mask);
+                ES_UNROLL
                 for (int r = 0; r < R; ++r) {
                     __m256i both = _mm256_add_epi16(_mm256_maddubs_epi16(low, broadcast4(q + r * in + 4 * i)),
                                                     _mm256_maddubs_epi16(high, broadcast4(q + r * in + 16 + 4 * i)));
@@ -145,12 +159,14 @@ void few_rows_nibbles(const uint8_t* tile, int64_t groups, const int8_t* q, int6
             }
         }
         const auto* s = reinterpret_cast<const uint16_t*>(tile + 256);
+        ES_UNROLL
         for (int r = 0; r < R; ++r) {
             const __m256 dx = _mm256_broadcast_ss(meta + r * groups * 2), sx = _mm256_broadcast_ss(meta + r * groups * 2 + 1);
             sum[r][0] = step(sum[r][0], _mm256_madd_epi16(dot[r][0], ones), half8(s), half8(s + 16), dx, sx);
             sum[r][1] = step(sum[r][1], _mm256_madd_epi16(dot[r][1], ones), half8(s + 8), half8(s + 24), dx, sx);
         }
     }
+    ES_UNROLL
     for (int r = 0; r < R; ++r) {
         _mm256_storeu_ps(values + 16 * r, sum[r][0]);
         _mm256_storeu_ps(values + 16 * r + 8, sum[r][1]);
@@ -162,13 +178,16 @@ void few_rows_bytes(const uint8_t* tile, int64_t groups, bool with_minimum, cons
                     float* values) {
     const __m256i mask = _mm256_set1_epi8(15);
     __m256 sum[R];
+    ES_UNROLL
     for (int r = 0; r < R; ++r) sum[r] = _mm256_setzero_ps();
     for (int64_t g = 0; g < groups; ++g, tile += with_minimum ? 288 : 272, q += kGroup, meta += 2) {
         __m256i low[R], high[R];
+        ES_UNROLL
         for (int r = 0; r < R; ++r) low[r] = high[r] = _mm256_setzero_si256();
         for (int i = 0; i < 8; ++i) {
             __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(tile + 32 * i));
             const __m256i l = _mm256_and_si256(v, mask), h = _mm256_and_si256(_mm256_srli_epi16(v, 4), mask);
+            ES_UNROLL
             for (int r = 0; r < R; ++r) {
                 const __m256i x = broadcast4(q + r * in + 4 * i);
                 low[r] = _mm256_add_epi16(low[r], _mm256_maddubs_epi16(l, x));
@@ -179,11 +198,13 @@ void few_rows_bytes(const uint8_t* tile, int64_t groups, bool with_minimum, cons
         }
         const __m256 d = half8(reinterpret_cast<const uint16_t*>(tile + 256));
         const __m256 m = byte_minimum(tile, with_minimum, d);
+        ES_UNROLL
         for (int r = 0; r < R; ++r) {
             const __m256 dx = _mm256_broadcast_ss(meta + r * groups * 2), sx = _mm256_broadcast_ss(meta + r * groups * 2 + 1);
             sum[r] = step(sum[r], join(low[r], high[r]), d, m, dx, sx);
         }
     }
+    ES_UNROLL
     for (int r = 0; r < R; ++r) _mm256_storeu_ps(values + 8 * r, sum[r]);
 }
 
@@ -203,12 +224,18 @@ void quantised_tile(const Part& part, int64_t tile, const QuantRows& rows, int64
     const int64_t groups = part.in / kGroup;
     const uint8_t* packed = part.weight + tile * tile_bytes(part.format, part.in);
     alignas(32) float values[64];
-    if (count <= 2) {
-        count == 1 ? few_rows<1>(part, packed, rows, values) : few_rows<2>(part, packed, rows, values);
+    if (count <= 4) {
+        switch (count) {
+            case 1: few_rows<1>(part, packed, rows, values); break;
+            case 2: few_rows<2>(part, packed, rows, values); break;
+            case 3: few_rows<3>(part, packed, rows, values); break;
+            default: few_rows<4>(part, packed, rows, values);
+        }
         finish_tile(part, tile, values, 0, count, to);
         return;
     }
     const bool nibbles = part.format == kNibble;
+    const uint8_t* next = packed + tile_bytes(part.format, part.in);
     float* scales = panel.at_least(groups * (kPanelGroup / 4 + 32));
     auto* w = reinterpret_cast<uint8_t*>(scales + groups * 32);
     if (nibbles) {
@@ -218,7 +245,7 @@ void quantised_tile(const Part& part, int64_t tile, const QuantRows& rows, int64
     }
     for (int64_t row = 0; row < count; row += 4) {
         (nibbles ? four_rows_nibbles : four_rows_bytes)(w, scales, groups, rows.q + row * part.in, part.in,
-                                                        rows.meta + row * groups * 2, values);
+                                                        rows.meta + row * groups * 2, row == 0 ? next : nullptr, values);
         finish_tile(part, tile, values, row, count - row < 4 ? count - row : 4, to);
     }
 }

@@ -1,4 +1,7 @@
-"""A weight in the interleaved form of layout.h. Knows which form a kind of weight gets; C++ does the moving."""
+"""A weight in the interleaved form of layout.h.
+
+Knows which form a kind of weight gets; the moving is done in C++, the meaning of blocks is GGUF's.
+"""
 
 import ctypes
 from dataclasses import dataclass

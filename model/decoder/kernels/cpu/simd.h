@@ -6,6 +6,9 @@
 #include <cstdint>
 #include <cstring>
 
+// Before a loop over registers: gcc must unroll it early, or the array it walks stays in memory (measured: 3 times slower).
+#define ES_UNROLL _Pragma("GCC unroll 16")
+
 namespace es {
 
 inline float sum8(__m256 v) {
