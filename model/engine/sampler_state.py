@@ -29,6 +29,8 @@ class History:
 
     def append(self, token: int) -> None:
         """One more id; the oldest falls out."""
+        if not self._length:
+            return
         if self._end == len(self._buffer):
             self._buffer[: self._length] = self._buffer[self._end - self._length :]
             self._end = self._length
