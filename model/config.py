@@ -35,5 +35,4 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     max_waiting_tokens: int = 1 << 20
     max_stream_tokens: int = 10_000_000
     prefix_cache: bool = True
-    seed: int = 0
     fault_token: int = -1

@@ -206,3 +206,9 @@ def most_positional(files: Iterable[str], name: str) -> int:
     """The most arguments without a keyword that any call of `name` gives in these files."""
     calls = (node for file in files for node in ast.walk(tree(file)) if isinstance(node, ast.Call))
     return max((len(call.args) for call in calls if ast.unparse(call.func).split(".")[-1] == name), default=0)
+
+
+def attributes_of(files: Iterable[str], names: tuple[str, ...]) -> set[str]:
+    """Every attribute that these files read of variables with these names."""
+    nodes = (node for file in files for node in ast.walk(tree(file)) if isinstance(node, ast.Attribute))
+    return {node.attr for node in nodes if isinstance(node.value, ast.Name) and node.value.id in names}

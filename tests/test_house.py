@@ -14,10 +14,13 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
+from app.settings import Settings
 from model import protocol
+from model.config import EngineConfig
 from tests.house_sources import (
     OURS,
     ROOT,
+    attributes_of,
     braced_functions,
     defines,
     functions,
@@ -282,6 +285,15 @@ def test_every_word_of_the_door_is_said_and_heard() -> None:
             faults += [f"{kind.__name__}.{name} is never set" for name in names if name not in given]
             faults += [f"{kind.__name__}.{name} is never read" for name in names if name not in heard]
     assert not faults, "\n".join(faults)
+
+
+def test_every_setting_is_read() -> None:
+    read = attributes_of(python_files("app"), ("settings", "chosen", "self"))
+    heard = attributes_of(["model/worker.py", *python_files("model/engine")], ("config",))
+    unread = [f"Settings.{name}" for name in Settings.model_fields if name not in read]
+    names = [field.name for field in msgspec.structs.fields(EngineConfig)]
+    unread += [f"EngineConfig.{name}" for name in names if name not in heard]
+    assert not unread, f"can be set and is never read: {unread}"
 
 
 # 6. The README knows every file.
