@@ -308,6 +308,19 @@ def test_every_file_has_its_line_in_the_readme() -> None:
     assert not twice, f"the README names twice: {sorted(twice)}"
 
 
+def test_documents_lead_somewhere() -> None:
+    faults = []
+    for file in (name for name in tracked() if name.endswith(".md") and not vendored(name)):
+        for link in re.findall(r"""\]\(([^)#\s]+)|(?:src|srcset)="([^"]+)\"""", text(file)):
+            target = "".join(link)
+            if "://" not in target and not (ROOT / file).parent.joinpath(target).exists():
+                faults.append(f"{file} leads to {target}, which is not there")
+    targets = set(re.findall(r"^([a-z-]+):", text("Makefile"), re.M))
+    spoken = set(re.findall(r"`make ([a-z-]+)", text("README.md") + text("CONTRIBUTING.md")))
+    faults += [f"`make {name}` is no target" for name in spoken - targets]
+    assert not faults, "\n".join(faults)
+
+
 # 7. Front-end tests need no torch. (`make test` runs them where it is not installed; here they must load without it.)
 
 
