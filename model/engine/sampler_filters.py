@@ -23,7 +23,7 @@ MIN_TEMPERATURE = 1e-6  # where dynamic temperature comes down to nothing
 def softmax(scores: Scores) -> Scores:
     """Probabilities; a cut token has 0."""
     weights = weigh(scores)
-    return weights / weights.sum()
+    return np.asarray(weights / weights.sum())
 
 
 def weigh(scores: Scores) -> Scores:

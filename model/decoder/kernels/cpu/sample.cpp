@@ -236,6 +236,11 @@ extern "C" void es_sample(const float* logits, int64_t rows, int64_t vocabulary,
     es_parallel_for(rows, 1, es::sample_rows, &job);
 }
 
+// For tests: the counted random number, and the sizes of the structs.
+extern "C" double es_sample_uniform(uint64_t seed, uint64_t choice, uint64_t index, uint32_t purpose) {
+    return es::uniform(seed, choice, index, static_cast<es::Purpose>(purpose));
+}
+
 extern "C" int64_t es_sample_struct_bytes(int which) {
     const int64_t bytes[] = {sizeof(es::Controls), sizeof(es::SampleRow), sizeof(es::SampleResult), sizeof(es::Candidates)};
     return bytes[which];
