@@ -61,7 +61,6 @@ def build(config: EngineConfig) -> tuple[Engine, Ready]:
         context=context,
         num_blocks=num_blocks,
         block_size=size,
-        token_budget=config.token_budget,
         max_waiting=config.max_waiting,
         max_waiting_tokens=config.max_waiting_tokens,
         max_stream_tokens=config.max_stream_tokens,

@@ -5,7 +5,7 @@ Knows numbers; every refusal is a sentence that names both sides of the comparis
 
 from dataclasses import dataclass
 
-from model.engine.retention import max_blocks, sinks_of, sliding
+from model.engine.retention import max_blocks, sinks_of
 from model.protocol import Rejected, RetentionPolicy, Submit
 
 
@@ -17,7 +17,6 @@ class Limits:
     context: int
     num_blocks: int
     block_size: int
-    token_budget: int
     max_waiting: int
     max_waiting_tokens: int
     max_stream_tokens: int
@@ -76,11 +75,11 @@ def _bad_retention(submit: Submit, limits: Limits) -> _Finding | None:
             f"{limits.block_size}, more than the sinks, and both together at most the context of {limits.context}",
             "retention.window",
         )
-    needed = max_blocks(retention, limits.block_size, limits.token_budget if sliding(retention) else 1)
+    needed = max_blocks(retention, limits.block_size, 1)
     if needed > limits.num_blocks:
         return (
             "kv_pool",
-            f"this retention needs up to {needed} KV blocks and the pool has {limits.num_blocks}: choose a smaller "
+            f"this retention needs {needed} KV blocks and the pool has {limits.num_blocks}: choose a smaller "
             "window, or start the server with a larger cache",
             "retention.window",
         )

@@ -12,80 +12,87 @@ from model.engine.plan import Plan, PlanRow
 from model.engine.retention import sliding
 
 
+class _Buffer:
+    """A numpy array and the tensor over the same memory."""
+
+    def __init__(self, size: int, dtype: type) -> None:
+        self.array = np.zeros(size, dtype)
+        self.tensor = torch.from_numpy(self.array)
+
+
 class BatchBuilder:
     """Buffers for at most `max_tokens` tokens of at most `max_rows` sequences a step."""
 
     def __init__(self, max_tokens: int, max_rows: int, block_size: int) -> None:
         self._block_size = block_size
-        self._ids = np.zeros(max_tokens, np.int64)
-        self._positions = np.zeros(max_tokens, np.int64)
-        self._slots = np.zeros(max_tokens, np.int64)
-        self._query_start = np.zeros(max_rows + 1, np.int32)
+        self._ids = _Buffer(max_tokens, np.int64)
+        self._positions = _Buffer(max_tokens, np.int64)
+        self._slots = _Buffer(max_tokens, np.int64)
+        self._logit_rows = _Buffer(max_tokens, np.int64)
+        self._query_start = _Buffer(max_rows + 1, np.int32)
+        self._sink_blocks = _Buffer(max_rows, np.int32)
+        self._recent_base = _Buffer(max_rows, np.int64)
+        self._sinks = _Buffer(max_rows, np.int32)
+        self._windows = _Buffer(max_rows, np.int64)
         self._tables = np.zeros((max_rows, 16), np.int32)
-        self._sink_blocks = np.zeros(max_rows, np.int32)
-        self._recent_base = np.zeros(max_rows, np.int64)
-        self._sinks = np.zeros(max_rows, np.int32)
-        self._windows = np.zeros(max_rows, np.int64)
-        self._logit_rows = np.zeros(max_tokens, np.int64)
+        self._offsets = np.arange(max_tokens)
 
     def build(self, plan: Plan) -> DecoderInput:
         """The step's tensors; logit rows stand in the plan's order: a row's scored positions, then its last one."""
-        entries = max(len(row.sequence.blocks) for row in plan.rows)
+        rows = plan.rows
+        entries = max(len(row.sequence.blocks) for row in rows)
         if entries > self._tables.shape[1]:
             self._tables = np.zeros((self._tables.shape[0], max(entries, 2 * self._tables.shape[1])), np.int32)
         tokens = wanted = 0
-        for index, row in enumerate(plan.rows):
+        logit_rows = self._logit_rows.array
+        for index, row in enumerate(rows):
             self._fill(index, row, tokens)
+            end = tokens + row.count
             if row.score:
-                self._logit_rows[wanted : wanted + row.count] = range(tokens, tokens + row.count)
+                logit_rows[wanted : wanted + row.count] = self._offsets[tokens:end]
                 wanted += row.count
             elif row.sample:
-                self._logit_rows[wanted] = tokens + row.count - 1
+                logit_rows[wanted] = end - 1
                 wanted += 1
-            tokens += row.count
-        rows = len(plan.rows)
-        self._query_start[rows] = tokens
-        tensor = torch.from_numpy
+            tokens = end
+        count = len(rows)
+        self._query_start.array[count] = tokens
         return DecoderInput(
-            ids=tensor(self._ids[:tokens]),
-            positions=tensor(self._positions[:tokens]),
-            slots=tensor(self._slots[:tokens]),
-            query_start=tensor(self._query_start[: rows + 1]),
-            block_tables=tensor(np.ascontiguousarray(self._tables[:rows, :entries])),
-            sink_blocks=tensor(self._sink_blocks[:rows]),
-            recent_base=tensor(self._recent_base[:rows]),
-            sinks=tensor(self._sinks[:rows]),
-            windows=tensor(self._windows[:rows]),
-            logit_rows=tensor(self._logit_rows[:wanted]),
+            ids=self._ids.tensor[:tokens],
+            positions=self._positions.tensor[:tokens],
+            slots=self._slots.tensor[:tokens],
+            query_start=self._query_start.tensor[: count + 1],
+            block_tables=torch.from_numpy(self._tables[:count, :entries].copy()),
+            sink_blocks=self._sink_blocks.tensor[:count],
+            recent_base=self._recent_base.tensor[:count],
+            sinks=self._sinks.tensor[:count],
+            windows=self._windows.tensor[:count],
+            logit_rows=self._logit_rows.tensor[:wanted],
         )
 
     def _fill(self, index: int, row: PlanRow, at: int) -> None:
         sequence, start, count = row.sequence, row.start, row.count
         retention = sequence.group.submit.retention
-        self._query_start[index] = at
-        self._tables[index, : len(sequence.blocks)] = sequence.blocks
-        self._sink_blocks[index] = sequence.sink_blocks
-        self._recent_base[index] = sequence.recent_base
+        blocks, size = sequence.blocks, self._block_size
+        table = self._tables[index]
+        table[: len(blocks)] = np.frombuffer(blocks, np.int32)
+        self._query_start.array[index] = at
+        self._sink_blocks.array[index] = sequence.sink_blocks
+        self._recent_base.array[index] = sequence.recent_base
         slides = sliding(retention)
-        self._sinks[index] = sequence.sinks if slides else 0
-        self._windows[index] = retention.window if slides else NO_WINDOW
-        size = self._block_size
+        self._sinks.array[index] = sequence.sinks if slides else 0
+        self._windows.array[index] = retention.window if slides else NO_WINDOW
         if count == 1:
-            logical, offset = divmod(start, size)
-            self._ids[at] = sequence.ids(start, 1)[0]
-            self._positions[at] = start
-            self._slots[at] = sequence.blocks[self._entry(row, logical)] * size + offset
+            self._ids.array[at] = sequence.ids(start, 1)[0]
+            self._positions.array[at] = start
+            self._slots.array[at] = blocks[sequence.entry(start // size)] * size + start % size
             return
-        self._ids[at : at + count] = sequence.ids(start, count)
-        positions = np.arange(start, start + count)
-        self._positions[at : at + count] = positions
-        logicals = positions // size
-        shift = sequence.sink_blocks - sequence.recent_base
-        entry = np.where(logicals < sequence.sink_blocks, logicals, logicals + shift)
-        self._slots[at : at + count] = self._tables[index][entry].astype(np.int64) * size + positions % size
-
-    @staticmethod
-    def _entry(row: PlanRow, logical: int) -> int:
-        sequence = row.sequence
-        inside = logical < sequence.sink_blocks
-        return logical if inside else logical - sequence.recent_base + sequence.sink_blocks
+        end = at + count
+        self._ids.array[at:end] = np.frombuffer(sequence.ids(start, count), np.int32)
+        positions = self._offsets[:count] + start
+        self._positions.array[at:end] = positions
+        logical = positions // size
+        entry = np.where(
+            logical < sequence.sink_blocks, logical, logical - (sequence.recent_base - sequence.sink_blocks)
+        )
+        self._slots.array[at:end] = table[entry].astype(np.int64) * size + positions % size

@@ -56,8 +56,12 @@ class BlockPool:
             del self._free[block]
         self._references[block] += 1
 
-    def release(self, blocks: Iterable[int]) -> None:
-        """One reference less each; give the last ones of a sequence first, so that prefixes live longest."""
+    def release(self, blocks: Iterable[int], reuse_first: bool = False) -> None:
+        """One reference less each; give the last ones of a sequence first, so that prefixes live longest.
+
+        `reuse_first`: what falls out of a stream's window is handed out before anything else, so that an endless
+        stream goes round in its own few blocks and leaves everybody's prefixes (and untouched memory) alone.
+        """
         for block in blocks:
             count = self._references[block] - 1
             if count < 0:
@@ -65,24 +69,19 @@ class BlockPool:
             self._references[block] = count
             if count == 0:
                 self._free[block] = None
-                if self._key_of[block] is None:  # nothing to find in it: hand it out before any cached one
+                if reuse_first or self._key_of[block] is None:  # without a key there is nothing to find in it
                     self._free.move_to_end(block, last=False)
 
     def find(self, key: Hashable) -> int | None:
         """The block that holds this key's content, held or free."""
         return self._by_key.get(key)
 
-    def register(self, block: int, key: Hashable) -> int:
-        """The block under this key from now on: this one, or one that was there before (then this one has no key)."""
-        known = self._by_key.setdefault(key, block)
-        if known == block:
+    def register(self, block: int, key: Hashable) -> None:
+        """Make a block findable. A block that is found under this key already stays the one."""
+        if key not in self._by_key:
+            self._forget(block)
+            self._by_key[key] = block
             self._key_of[block] = key
-        return known
-
-    def clear(self) -> None:
-        """Forget all keys."""
-        self._by_key.clear()
-        self._key_of = [None] * self.num_blocks
 
     def check(self, held: Iterable[Iterable[int]]) -> None:
         """Raise AssertionError unless counts, free list and keys agree with the block lists of all holders."""
@@ -90,17 +89,16 @@ class BlockPool:
         for blocks in held:
             for block in blocks:
                 counts[block] += 1
-        if counts != self._references:
-            wrong = [b for b in range(self.num_blocks) if counts[b] != self._references[b]]
-            raise AssertionError(f"blocks {wrong[:8]}: held {[counts[b] for b in wrong[:8]]} times, counted otherwise")
+        wrong = [block for block in range(self.num_blocks) if counts[block] != self._references[block]][:8]
+        if wrong:
+            pairs = {block: (counts[block], self._references[block]) for block in wrong}
+            raise AssertionError(f"blocks with (times held, times counted): {pairs}")
         free = {block for block in range(self.num_blocks) if not counts[block]}
         if free != set(self._free):
-            raise AssertionError(
-                f"the free list differs from the blocks nobody holds: {sorted(free ^ set(self._free))[:8]}"
-            )
-        for key, block in self._by_key.items():
-            if self._key_of[block] != key:
-                raise AssertionError(f"block {block} is found under a key that is not its own")
+            raise AssertionError(f"free list and unheld blocks differ in {sorted(free ^ set(self._free))[:8]}")
+        keyed = {block for block, key in enumerate(self._key_of) if key is not None}
+        if keyed != set(self._by_key.values()) or any(self._key_of[b] != key for key, b in self._by_key.items()):
+            raise AssertionError("blocks and keys do not point at each other")
 
     def _forget(self, block: int) -> None:
         key = self._key_of[block]

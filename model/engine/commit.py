@@ -4,6 +4,7 @@ Knows sequences and results; no tensors, no sockets. At the same token, stop bea
 """
 
 import time
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from model.engine.admission import Limits
@@ -12,143 +13,145 @@ from model.engine.residence import Residence
 from model.engine.runner import RowResult
 from model.engine.sampler import Sampled
 from model.engine.scheduler import Scheduler
-from model.engine.sequence import Group, Sequence
+from model.engine.sequence import Sequence
 from model.engine.start import forked
-from model.protocol import BlockView, FinishReason, Row
+from model.protocol import BlockView, FinishReason, Row, TokenLogprob
 
 
-@dataclass
+@dataclass(slots=True)
 class Outcome:
-    """Rows to report of one request, and how many tokens were sampled for it; `error` fails it with a sentence."""
+    """What one plan row gave a request: rows to report, or the sentence of a fault that ends it."""
 
-    group: Group
     rows: list[Row] = field(default_factory=list)
-    num_sampled: int = 0
     error: str = ""
 
 
-def settle(
-    row: PlanRow,
-    result: RowResult,
-    scheduler: Scheduler,
-    residence: Residence,
-    eos: frozenset[int],
-    limits: Limits,
-) -> Outcome:
-    """Bring a sequence up to date with a computed row."""
-    sequence, outcome = row.sequence, Outcome(row.sequence.group)
-    residence.advance(sequence, row.count)
-    sequence.scored += len(result.scores)
-    if not row.sample:
-        if result.scores:
-            outcome.rows.append(_row(sequence, result, residence))
+class Commit:
+    """Settles computed rows with the scheduler and the cache. `eos` end a choice unless it ignores them."""
+
+    def __init__(self, scheduler: Scheduler, residence: Residence, limits: Limits, eos: Seq[int]) -> None:
+        self._scheduler = scheduler
+        self._residence = residence
+        self._limits = limits
+        self._eos = frozenset(eos)
+
+    def banned(self, sequence: Sequence) -> tuple[int, ...]:
+        """Ids that must not be sampled yet."""
+        params = sequence.group.submit.params
+        return (*self._eos, *params.stop_token_ids) if sequence.num_output < params.min_tokens else ()
+
+    def settle(self, row: PlanRow, result: RowResult) -> Outcome:
+        """Bring a sequence up to date with what was computed for it."""
+        sequence, outcome = row.sequence, Outcome()
+        self._residence.advance(sequence, row.count)
+        sequence.scored += len(result.scores)
+        if result.error:
+            outcome.error = result.error
+        elif not row.sample:
+            if result.scores or sequence.group.submit.watch:
+                outcome.rows.append(self._row(sequence, scores=result.scores))
+        elif not result.tokens:  # max_tokens 0: the prompt was all that was asked for
+            outcome.rows.append(self._row(sequence, finish="length", scores=result.scores))
+            outcome.rows += [Row(*self._name(sequence), choice, finish="length") for choice in sequence.forks]
+            sequence.forks = ()
+            self._scheduler.remove(sequence)
+        else:
+            self._grow(sequence, result, outcome)
         return outcome
-    outcome.error = next((sampled.error for sampled in result.tokens if sampled.error), "")
-    if outcome.error:
-        return outcome
-    if not result.tokens:  # max_tokens 0: the prompt was all that was asked for
-        for choice in (sequence.choice, *sequence.forks):
-            outcome.rows.append(_row(sequence, result, residence, finish="length", choice=choice))
-        scheduler.remove(sequence)
-        return outcome
-    cancelled = sequence.group.cancelled
-    children = [forked(sequence, choice, residence, limits) for choice in sequence.forks if choice not in cancelled]
-    places = {choice: place for place, choice in enumerate((sequence.choice, *sequence.forks))}
-    sequence.forks = ()
-    for one in (*children, sequence):  # the parent last: children share the blocks it has before its own token
-        sampled = result.tokens[places[one.choice]]
-        outcome.num_sampled += 1
-        _append(
-            one,
-            sampled,
-            result if one is sequence else RowResult(),
-            outcome,
-            scheduler,
-            residence,
-            eos,
-            limits,
-            sequence,
+
+    def _grow(self, sequence: Sequence, result: RowResult, outcome: Outcome) -> None:
+        """One token for the sequence, and one for each choice that begins here."""
+        group = sequence.group
+        group.gained = True
+        if sequence.forks:
+            # Children first: they share the blocks that the parent has before its own token.
+            forks, sequence.forks = sequence.forks, ()
+            for choice, sampled in zip(forks, result.tokens[1:], strict=True):
+                child = forked(sequence, choice, self._limits)
+                finish, stop = self._finish(child, sampled.token)
+                if finish:
+                    child.finished = True
+                else:
+                    self._scheduler.fork(sequence, child)
+                self._append(child, sampled, outcome, finish, stop)
+        if sequence.choice in group.cancelled:
+            self._scheduler.remove(sequence)  # it had its last word, and only computed the prompt for the others
+            return
+        sampled = result.tokens[0]
+        finish, stop = self._finish(sequence, sampled.token)
+        self._append(sequence, sampled, outcome, finish, stop, result.scores)
+        if finish:
+            self._scheduler.remove(sequence)
+
+    def _append(
+        self,
+        sequence: Sequence,
+        sampled: Sampled,
+        outcome: Outcome,
+        finish: FinishReason,
+        stop: int | None,
+        scores: tuple[TokenLogprob, ...] = (),
+    ) -> None:
+        sequence.log.append(sampled.token)
+        sequence.state.append(sampled.token)
+        sequence.num_output += 1
+        outcome.rows.append(self._row(sequence, finish, sampled, stop, scores))
+
+    def _finish(self, sequence: Sequence, token: int) -> tuple[FinishReason, int | None]:
+        """How the choice ends with this token, if it does, and the token that stopped it."""
+        submit, index = sequence.group.submit, sequence.num_output
+        params = submit.params
+        if index >= params.min_tokens and (
+            token in params.stop_token_ids or (token in self._eos and not params.ignore_eos)
+        ):
+            return "stop", token
+        if params.max_tokens is not None and index + 1 >= params.max_tokens:
+            return "length", None
+        if submit.retention.policy == "none":
+            return ("length", None) if len(sequence.log) + 1 >= self._limits.longest else ("", None)
+        return ("length", None) if index + 1 >= self._limits.max_stream_tokens else ("", None)
+
+    @staticmethod
+    def _name(sequence: Sequence) -> tuple[str, int]:
+        submit = sequence.group.submit
+        return submit.request, submit.attempt
+
+    def _row(
+        self,
+        sequence: Sequence,
+        finish: FinishReason = "",
+        sampled: Sampled | None = None,
+        stop: int | None = None,
+        scores: tuple[TokenLogprob, ...] = (),
+    ) -> Row:
+        group = sequence.group
+        first = not sequence.reported_first and (sampled is not None or bool(finish))
+        sequence.reported_first |= first
+        return Row(
+            request=group.submit.request,
+            attempt=group.submit.attempt,
+            choice=sequence.choice,
+            index=sequence.num_output - (sampled is not None),
+            tokens=() if sampled is None else (sampled.token,),
+            logprobs=() if sampled is None or sampled.logprob is None else (sampled.logprob,),
+            finish=finish,
+            stop_token=stop,
+            prompt_logprobs=scores,
+            cached_tokens=group.cached_tokens if first else 0,
+            queue_seconds=group.started - group.arrived if first else 0.0,
+            prefill_seconds=time.monotonic() - group.started if first else 0.0,
+            evicted=sequence.evicted,
+            blocks=self._views(sequence) if group.submit.watch else (),
         )
-    return outcome
 
-
-def _append(
-    one: Sequence,
-    sampled: Sampled,
-    result: RowResult,
-    outcome: Outcome,
-    scheduler: Scheduler,
-    residence: Residence,
-    eos: frozenset[int],
-    limits: Limits,
-    parent: Sequence,
-) -> None:
-    token = sampled.token
-    finish, stop = _finish(one, token, eos, limits)
-    if one.choice in one.group.cancelled:
-        finish, stop = "abort", None
-    if one is not parent and not finish:
-        scheduler.fork(parent, one)
-    one.log.append(token)
-    one.state.append(token)
-    one.num_output += 1
-    one.group.gained = True
-    if finish:
-        if one is parent:
-            scheduler.remove(one)
-        one.finished = True
-    outcome.rows.append(_row(one, result, residence, finish, sampled=sampled, stop=stop))
-
-
-def _finish(one: Sequence, token: int, eos: frozenset[int], limits: Limits) -> tuple[FinishReason, int | None]:
-    """How the choice ends with this token, if it does, and the token that stopped it."""
-    params = one.group.submit.params
-    index = one.num_output
-    if index >= params.min_tokens and (token in params.stop_token_ids or (token in eos and not params.ignore_eos)):
-        return "stop", token
-    if params.max_tokens is not None and index + 1 >= params.max_tokens:
-        return "length", None
-    if one.group.submit.retention.policy == "none":
-        return ("length", None) if len(one.log) + 1 >= limits.longest else ("", None)
-    return ("length", None) if index + 1 >= limits.max_stream_tokens else ("", None)
-
-
-def _row(
-    sequence: Sequence,
-    result: RowResult,
-    residence: Residence,
-    finish: FinishReason = "",
-    choice: int | None = None,
-    sampled: Sampled | None = None,
-    stop: int | None = None,
-) -> Row:
-    group, submit = sequence.group, sequence.group.submit
-    first = not sequence.reported_first and (sampled is not None or bool(finish))
-    if first:
-        sequence.reported_first = True
-    return Row(
-        request=submit.request,
-        attempt=submit.attempt,
-        choice=sequence.choice if choice is None else choice,
-        index=sequence.num_output - (sampled is not None),
-        tokens=() if sampled is None else (sampled.token,),
-        logprobs=() if sampled is None or sampled.logprob is None else (sampled.logprob,),
-        finish=finish,
-        stop_token=stop,
-        prompt_logprobs=result.scores,
-        cached_tokens=group.cached_tokens if first else 0,
-        queue_seconds=group.started - group.arrived if first else 0.0,
-        prefill_seconds=time.monotonic() - group.started if first else 0.0,
-        evicted=sequence.evicted,
-        blocks=block_views(sequence, residence) if submit.watch else (),
-    )
-
-
-def block_views(sequence: Sequence, residence: Residence) -> tuple[BlockView, ...]:
-    """The sequence's blocks with the positions they hold."""
-    size = residence.block_size
-    views = []
-    for entry, block in enumerate(sequence.blocks):
-        logical = entry if entry < sequence.sink_blocks else sequence.recent_base + entry - sequence.sink_blocks
-        views.append(BlockView(logical * size, block, residence.pool.references(block)))
-    return tuple(views)
+    def _views(self, sequence: Sequence) -> tuple[BlockView, ...]:
+        """The sequence's blocks with the positions they hold."""
+        size, pool = self._residence.block_size, self._residence.pool
+        return tuple(
+            BlockView(
+                (entry if entry < sequence.sink_blocks else sequence.recent_base + entry - sequence.sink_blocks) * size,
+                block,
+                pool.references(block),
+            )
+            for entry, block in enumerate(sequence.blocks)
+        )

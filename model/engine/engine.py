@@ -11,12 +11,12 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from model.engine.admission import Limits, refusal
-from model.engine.commit import Outcome, settle
+from model.engine.commit import Commit, Outcome
 from model.engine.plan import Plan
 from model.engine.residence import Residence
 from model.engine.runner import Runner
 from model.engine.scheduler import Scheduler
-from model.engine.sequence import Group, Sequence
+from model.engine.sequence import Group
 from model.engine.start import sequences_of
 from model.engine.stats import Counters
 from model.protocol import Accepted, Begin, Cancel, Failed, Rejected, Row, Stats, Step, Submit, Up
@@ -45,7 +45,7 @@ class Engine:
         self.in_flight_since = 0.0
         self._runner = runner
         self._residence = residence
-        self._eos = frozenset(eos_token_ids)
+        self._commit = Commit(scheduler, residence, limits, eos_token_ids)
         self._fault_token = fault_token
         self._groups: dict[str, Group] = {}
         self._rows: list[Row] = []
@@ -71,10 +71,10 @@ class Engine:
         if refused is not None:
             return refused
         group = Group(submit, time.monotonic())
-        for sequence in sequences_of(group, self._residence, self.limits):
-            self.scheduler.add(sequence)
         group.num_open = submit.n - sum(resume.finished for resume in submit.resume)
         if group.num_open:
+            sequences_of(group, self._residence, self.limits)
+            self.scheduler.open(group)
             self._groups[submit.request] = group
         return Accepted(submit.request, submit.attempt)
 
@@ -83,17 +83,17 @@ class Engine:
         group = self._groups.get(cancel.request)
         if group is None:
             return
-        unborn = {choice for sequence in group.sequences for choice in sequence.forks}
         for sequence in [s for s in group.sequences if not s.finished]:
-            if cancel.choice in (-1, sequence.choice):
-                if sequence.forks and cancel.choice != -1:
-                    group.cancelled.add(sequence.choice)  # others still fork from it: it ends after its prompt
-                else:
-                    self._end(sequence, "abort")
-        for choice in unborn if cancel.choice == -1 else unborn & {cancel.choice}:
-            if choice not in group.cancelled:
-                group.cancelled.add(choice)
-                self._last_word(group, Row(group.submit.request, group.submit.attempt, choice, finish="abort"))
+            chosen = (sequence.choice, *sequence.forks) if cancel.choice == -1 else (cancel.choice,)
+            for choice in chosen:
+                if choice in sequence.forks:
+                    sequence.forks = tuple(fork for fork in sequence.forks if fork != choice)
+                    self._last_word(group, choice, 0)
+                elif choice == sequence.choice and choice not in group.cancelled:
+                    group.cancelled.add(choice)
+                    self._last_word(group, choice, sequence.num_output, sequence.evicted)
+            if sequence.choice in group.cancelled and not sequence.forks:
+                self.scheduler.remove(sequence)
 
     def step(self, begin: Callable[[Begin], None] | None = None) -> list[Up]:
         """Compute one step; returns every message it gives rise to. `begin` is told the step's requests before it."""
@@ -109,14 +109,16 @@ class Engine:
             if self._fault_token >= 0:
                 self._maybe_die(plan)
             try:
-                results = self._runner.run(plan, [self._banned(row.sequence) for row in plan.rows])
-                for row, result in zip(plan.rows, results, strict=True):
-                    self._settle(settle(row, result, self.scheduler, self._residence, self._eos, self.limits))
+                results = self._runner.run(plan, [self._commit.banned(row.sequence) for row in plan.rows])
             finally:
                 self.in_flight_since = 0.0
+            for row, result in zip(plan.rows, results, strict=True):
+                if not row.sequence.finished:  # its request may have failed a moment ago
+                    self._settle(row.sequence.group, self._commit.settle(row, result))
             self._count(plan, time.monotonic() - started)
         elif self._groups and not self._rows and not self._words:
-            self._stuck()
+            # Nothing can be planned though requests are open: end them with a word rather than spin.
+            self._fail("the engine found no room for this request; start the server with a larger cache")
         words, self._words = self._words, []
         rows, self._rows = self._rows, []
         return [*words, Step(self.counters.steps, tuple(rows), self.stats())]
@@ -135,12 +137,15 @@ class Engine:
 
     def fail_all(self, message: str) -> list[Up]:
         """Give every open request its last word after a fault of a step; the engine is empty afterwards."""
-        words: list[Up] = []
+        self._fail(message)
+        words, self._words = self._words, []
+        self._rows = []
+        return [*words, Step(self.counters.steps, (), self.stats())]
+
+    def _fail(self, message: str) -> None:
         for group in list(self._groups.values()):
             self._drop(group)
-            words.append(Failed(group.submit.request, group.submit.attempt, message))
-        self._rows = []
-        return words
+            self._words.append(Failed(group.submit.request, group.submit.attempt, message))
 
     def _maybe_die(self, plan: Plan) -> None:
         if any(self._fault_token in row.sequence.group.submit.prompt for row in plan.rows):
@@ -152,57 +157,46 @@ class Engine:
             begin(Begin(self.counters.steps + 1, requests))
         self._last_set = requests
 
-    def _banned(self, sequence: Sequence) -> tuple[int, ...]:
-        params = sequence.group.submit.params
-        if sequence.num_output >= params.min_tokens:
-            return ()
-        return (*self._eos, *params.stop_token_ids)
-
-    def _settle(self, outcome: Outcome) -> None:
+    def _settle(self, group: Group, outcome: Outcome) -> None:
         if outcome.error:
-            submit = outcome.group.submit
-            self._drop(outcome.group)
-            self._words.append(Failed(submit.request, submit.attempt, outcome.error))
+            self._drop(group)
+            self._words.append(Failed(group.submit.request, group.submit.attempt, outcome.error))
             return
         for row in outcome.rows:
+            self.counters.tokens_sampled += len(row.tokens)
             if row.finish:
-                self._close(outcome.group, row)
-            self._rows.append(row)
-        self.counters.tokens_sampled += outcome.num_sampled
+                self._close(group)
+        self._rows += outcome.rows
 
-    def _close(self, group: Group, row: Row) -> None:
+    def _close(self, group: Group) -> None:
         group.num_open -= 1
         if group.num_open <= 0:
-            self._groups.pop(row.request, None)
+            self._groups.pop(group.submit.request, None)
 
-    def _last_word(self, group: Group, row: Row) -> None:
-        self._rows.append(row)
-        self._close(group, row)
-
-    def _end(self, sequence: Sequence, finish: str) -> None:
-        self.scheduler.remove(sequence)
-        group = sequence.group
-        row = Row(group.submit.request, group.submit.attempt, sequence.choice, sequence.num_output, finish="abort")
-        self._last_word(group, row)
+    def _last_word(self, group: Group, choice: int, index: int, evicted: int = 0) -> None:
+        submit = group.submit
+        self._rows.append(Row(submit.request, submit.attempt, choice, index, finish="abort", evicted=evicted))
+        self._close(group)
 
     def _drop(self, group: Group) -> None:
+        """Forget a request, and what was to be said of it."""
         for sequence in group.sequences:
             if not sequence.finished:
                 self.scheduler.remove(sequence)
+        group.num_open = 0
         self._groups.pop(group.submit.request, None)
         self._rows = [row for row in self._rows if row.request != group.submit.request]
 
-    def _stuck(self) -> None:
-        """Nothing can be planned though requests are open: end them with a word rather than spin."""
-        self._words += self.fail_all("the engine could not find room for this request; the cache is too small for it")
-
     def _count(self, plan: Plan, seconds: float) -> None:
         counters = self.counters
-        decode = sum(row.count == 1 and row.sample and row.sequence.num_output > 1 for row in plan.rows)
+        decode = tokens = 0
+        for row in plan.rows:
+            tokens += row.count
+            decode += row.count == 1 and row.sample and row.sequence.num_output > 1
         counters.steps += 1
         counters.step_seconds += seconds
         counters.last_step_seconds = seconds
         counters.last_decode_rows = decode
         counters.last_prefill_rows = len(plan.rows) - decode
-        counters.last_prefill_tokens = plan.num_tokens - decode
-        counters.prompt_tokens_computed += plan.num_tokens - decode
+        counters.last_prefill_tokens = tokens - decode
+        counters.prompt_tokens_computed += tokens - decode

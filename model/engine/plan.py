@@ -1,25 +1,28 @@
-"""Plan: what one step computes, as integers. A decode row is a row of count 1; there is no phase flag."""
+"""Plan: what one step computes, as integers. A decode row is a row of count 1; there is no phase flag.
+
+Knows sequences by reference; the scheduler makes it, batch and runner read it.
+"""
 
 from dataclasses import dataclass, field
 
 from model.engine.sequence import Sequence
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class PlanRow:
     """Positions start .. start + count - 1 of a sequence. `sample`: the last one's logits become a token.
 
-    `score`: the logits of the first so many positions are compared with the prompt's next ids.
+    `score`: the logits of all of them are wanted, to be compared with the prompt's next ids.
     """
 
     sequence: Sequence
     start: int
     count: int
     sample: bool
-    score: int = 0
+    score: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Plan:
     """One step. `copies` are (source, target) blocks to be copied before it."""
 

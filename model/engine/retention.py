@@ -60,15 +60,16 @@ def max_blocks(retention: Retention, block_size: int, chunk: int) -> int:
     return kept if chunk <= 1 else kept + -(-chunk // block_size)
 
 
-def restart_segment(index: int, sinks: int, window: int, limit: int) -> tuple[int, int]:
-    """For "restart": the segment that computes stream token `index`, and the stream index of its first recent token.
+def segment_start(index: int, sinks: int, window: int) -> int:
+    """For "restart": the stream's place of the first recent token in the segment that computes stream token `index`.
 
-    Segment 0 holds stream tokens 0 .. limit - 1 at their own positions. Whenever the table of `limit` positions is
-    full, a new segment begins with the sinks and the newest half window, from position 0. The answer depends on the
-    index alone, so a stream taken up again has the same segments.
+    The table has sinks + window positions. The first segment holds the stream's first tokens at their own positions
+    (its recent tokens begin at place `sinks`). Whenever the table is full, a new segment begins with the sinks and the
+    newest half window, from position 0. The answer depends on the index alone, so a stream taken up again has the
+    same segments.
     """
+    limit = sinks + window
     if index < limit:
-        return 0, sinks
+        return sinks
     half = max(1, window // 2)
-    segment = 1 + (index - limit) // (limit - sinks - half)
-    return segment, limit + (segment - 1) * (limit - sinks - half) - half
+    return limit - half + (index - limit) // (window - half) * (window - half)

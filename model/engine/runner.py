@@ -18,12 +18,16 @@ from model.engine.sequence import Sequence
 from model.protocol import TokenLogprob
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class RowResult:
-    """What a plan row gave: a token for the sequence itself and for each choice that forks from it, and scores."""
+    """What a plan row gave: a token for the sequence itself and for each choice that forks from it, and scores.
 
-    tokens: tuple[Sampled, ...] = ()
+    `error` is a sentence where the row's logits were no numbers or its controls left no token.
+    """
+
+    tokens: Seq[Sampled] = ()
     scores: tuple[TokenLogprob, ...] = ()
+    error: str = ""
 
 
 def fit_blocks(backend: Backend, decoder: Decoder, block_size: int, cache_bytes: int) -> int:
@@ -59,35 +63,34 @@ class Runner:
             self.store.copy_block(source, target)
         inputs = self._builder.build(plan)
         logits = self.decoder.run(inputs, self.store)  # [wanted rows, vocabulary]
-        sampled_rows: list[SampleRow] = []
+        results = [RowResult() for _ in plan.rows]
+        asked: list[SampleRow] = []
         places: list[int] = []
-        scores: dict[int, tuple[TokenLogprob, ...]] = {}
         at = 0
         for index, row in enumerate(plan.rows):
             width = row.count if row.score else int(row.sample)
             if row.score:
-                scores[index] = self._score(row, logits[at : at + width])
+                results[index].scores = self._score(row, logits[at : at + width])
             at += width
             if row.sample and row.sequence.group.submit.params.max_tokens != 0:
-                for choice in (row.sequence.choice, *row.sequence.forks):
-                    sampled_rows.append(sample_row(row.sequence, choice, banned[index]))
-                    places.append(at - 1)
-        sampled = self._sample(logits, sampled_rows, places)
-        results = []
-        for index, row in enumerate(plan.rows):
-            count = 0
-            if row.sample and row.sequence.group.submit.params.max_tokens != 0:
-                count = 1 + len(row.sequence.forks)
-            results.append(RowResult(tuple(sampled[:count]), scores.get(index, ())))
-            sampled = sampled[count:]
+                asked += sample_rows(row.sequence, banned[index])
+                places += [at - 1] * (1 + len(row.sequence.forks))
+        if asked:
+            if places != list(range(len(logits))):
+                logits = logits.index_select(0, torch.tensor(places, device=logits.device))
+            self._deal(plan, results, self._sampler.sample(logits, asked))
         return results
 
-    def _sample(self, logits: Tensor, rows: list[SampleRow], places: list[int]) -> list[Sampled]:
-        if not rows:
-            return []
-        if places != list(range(len(logits))):
-            logits = logits.index_select(0, torch.tensor(places, device=logits.device))
-        return self._sampler.sample(logits, rows)
+    @staticmethod
+    def _deal(plan: Plan, results: list[RowResult], sampled: list[Sampled]) -> None:
+        """Hand the sampled tokens out to the rows that asked for them."""
+        at = 0
+        for row, result in zip(plan.rows, results, strict=True):
+            if row.sample and row.sequence.group.submit.params.max_tokens != 0:
+                count = 1 + len(row.sequence.forks)
+                result.tokens = sampled[at : at + count]
+                result.error = next((one.error for one in result.tokens if one.error), "")
+                at += count
 
     def _score(self, row: PlanRow, logits: Tensor) -> tuple[TokenLogprob, ...]:
         """Log-probabilities of the prompt ids that follow the row's positions and are still owed."""
@@ -102,6 +105,7 @@ class Runner:
         )
 
 
-def sample_row(sequence: Sequence, choice: int, banned: tuple[int, ...]) -> SampleRow:
-    """What the sampler needs to know of a sequence, or of a choice that is about to fork from it."""
-    return SampleRow(sequence.group.submit.params, sequence.state, choice, sequence.num_output, banned)
+def sample_rows(sequence: Sequence, banned: tuple[int, ...]) -> list[SampleRow]:
+    """What the sampler needs to know of a sequence, and of each choice that is about to fork from it."""
+    params, state, index = sequence.group.submit.params, sequence.state, sequence.num_output
+    return [SampleRow(params, state, choice, index, banned) for choice in (sequence.choice, *sequence.forks)]
