@@ -65,7 +65,11 @@ class Server:
                 self._command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True, **self._popen
             )
         if self._ready:
-            self.wait_ready(self._ready)
+            try:
+                self.wait_ready(self._ready)
+            except BaseException:
+                self.__exit__()
+                raise
         return self
 
     def __exit__(self, *_) -> None:
