@@ -19,6 +19,12 @@ from model.checkpoint.torch_bin import TorchBinSource
 from model.decoder.spec import DecoderSpec
 from model.gguf_file import CheckpointError
 
+_LAYER_KEYS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+_MOST_LAYERS = 10_000
+_LARGEST_SIZE = 1 << 24
+_LONGEST_CONTEXT = 1 << 31
+_LONGEST_TABLE = 1 << 20  # where positions are a table, which is held in memory
+
 
 @dataclass(frozen=True)
 class Opened:
@@ -64,6 +70,7 @@ def _open_gguf(path: Path, context: int) -> Opened:
     embedding = table.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise CheckpointError(f"{path} has no token embedding; give the model's main file, not an adapter or a part.")
+    _check_layers(path, source.metadata.get(f"{architecture}.block_count"), len(table))
     metadata = dict(source.metadata) | {
         "vocab_size": embedding.shape[0],
         "tensor_names": frozenset(table),
@@ -112,6 +119,8 @@ def _open_folder(folder: Path, context: int) -> Opened:
         raise CheckpointError(
             f"{folder} is quantised with {method}, which is not served; take the original weights or a GGUF file."
         )
+    for key in _LAYER_KEYS:
+        _check_layers(folder, stated.get(key), _MOST_LAYERS)
     config = _complete_config(folder)
     spec = _spec(folder, lambda: family.spec(config, context))
     source, format_name = _folder_source(folder)
@@ -164,13 +173,40 @@ def _complete_config(folder: Path) -> dict[str, Any]:
 def _spec(path: Path, build: Callable[[], DecoderSpec]) -> DecoderSpec:
     """The family's spec; what it cannot make sense of becomes one sentence."""
     try:
-        return build()
+        spec = build()
+        _check_sizes(spec)
+        return spec
     except CheckpointError:
         raise
     except KeyError as error:
         raise CheckpointError(f"{path}: its configuration lacks {error}; download the model again.") from error
     except (ValueError, TypeError, ArithmeticError, AttributeError, IndexError) as error:
         raise CheckpointError(f"{path}: its configuration cannot be served ({error}).") from error
+
+
+def _check_layers(path: Path, count: object, most: int) -> None:
+    """Before anything is built of them: a damaged count must not fill the memory."""
+    if isinstance(count, int) and not 0 < count <= most:
+        raise CheckpointError(f"{path}: its configuration claims {count} layers; download the model again.")
+
+
+def _check_sizes(spec: DecoderSpec) -> None:
+    """Sizes that no model has; raises ValueError."""
+    named = {"vocabulary": spec.vocabulary, "width": spec.width}
+    for layer in spec.layers[:_MOST_LAYERS]:
+        attention = layer.attention
+        named |= {"heads": attention.heads, "key heads": attention.kv_heads, "head width": attention.head_dim}
+        named |= {"feed-forward width": layer.mlp.width, "rotary width": attention.rope.dim if attention.rope else 2}
+        if not 0 < attention.kv_heads <= attention.heads or attention.heads % attention.kv_heads:
+            raise ValueError(f"{attention.heads} heads cannot share {attention.kv_heads} key heads")
+        if attention.rope and (attention.rope.dim > attention.head_dim or attention.rope.dim % 2):
+            raise ValueError(f"heads of {attention.head_dim} cannot turn {attention.rope.dim} of their entries")
+    for name, size in named.items():
+        if not 0 < size <= _LARGEST_SIZE:
+            raise ValueError(f"a {name} of {size}")
+    longest = _LONGEST_TABLE if spec.positions is not None else _LONGEST_CONTEXT
+    if not 0 < spec.context <= longest:
+        raise ValueError(f"a context of {spec.context} tokens")
 
 
 def _unknown(path: Path, architecture: object, known: Mapping[str, object]) -> CheckpointError:

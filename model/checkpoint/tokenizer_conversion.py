@@ -23,9 +23,9 @@ def convert(folder: Path) -> Path:
         ).backend_tokenizer
         content = backend.to_str()
     except Exception as error:  # the library raises errors of many kinds
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise CheckpointError(
-            f"{folder} has no tokenizer.json and its tokenizer cannot be converted ({reason[:300]}); "
+            f"{folder} has no tokenizer.json and its tokenizer cannot be converted ({reason}); "
             "add the model's tokenizer.json."
         ) from error
     try:

@@ -196,3 +196,11 @@ def test_both_spellings_of_rope_scaling_give_one_spec(folder, backend):
     assert specs[0] == specs[1]
     rope = specs[0].layers[0].attention.rope
     assert (rope.scaling, rope.factor, rope.base) == ("linear", 2.0, 5000.0)
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "max_position_embeddings", "num_attention_heads", "hidden_size"])
+@pytest.mark.parametrize("value", [0, -1, 1 << 40])
+def test_absurd_counts_are_refused(folder, backend, key, value):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {key: value}))
+    refused(folder, backend, str(folder))

@@ -166,3 +166,37 @@ def test_the_gguf_path_never_imports_transformers(tiny):
         f"load({str(tiny)!r}, backend=reference_backend()); sys.exit('transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+ABSURD = """
+import resource, sys
+from model.checkpoint import CheckpointError, load
+from tests.checkpoint import tiny_gguf
+from tests.checkpoint.run_decoder import reference_backend
+
+path, backend = sys.argv[1], reference_backend()
+resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))  # torch's own maps take some of it
+tensors, refused = tiny_gguf.llama_tensors(), 0
+for key in ("block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count",
+            "attention.head_count_kv", "attention.key_length", "rope.dimension_count"):
+    for value in (0, 1, 3, 1000, 1 << 31, (1 << 32) - 1):
+        writer = tiny_gguf.llama_writer(path)
+        writer.kv_data[0].pop(f"llama.{key}", None)
+        writer.add_uint32(f"llama.{key}", value)
+        tiny_gguf.add_byte_vocabulary(writer)
+        for name, array in tensors.items():
+            tiny_gguf.add(writer, name, array)
+        tiny_gguf.finish(writer)
+        try:
+            load(path, backend=backend)
+        except CheckpointError as error:
+            assert len(str(error).splitlines()) == 1
+            refused += 1
+print(refused)
+"""
+
+
+def test_absurd_counts_are_one_sentence_and_do_not_fill_the_memory(tmp_path):
+    done = subprocess.run([sys.executable, "-c", ABSURD, str(tmp_path / "a.gguf")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 25
