@@ -199,6 +199,7 @@ class Stats(Struct, frozen=True, omit_defaults=True):
     preemptions: int = 0
     tokens_evicted: int = 0
     replayed_tokens: int = 0
+    pool_checks: int = 0
     step_seconds: float = 0.0
     last_step_seconds: float = 0.0
     last_prefill_tokens: int = 0

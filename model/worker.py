@@ -146,10 +146,10 @@ def serve(engine: Engine, connection: BlockingConnection) -> None:
             for word in words:
                 connection.send(word)
             heart.note(time.monotonic() - started)
+            if not engine.has_work:
+                engine.check()
         elif engine.draining:
             return
-        else:
-            engine.scheduler.check()
 
 
 def take(engine: Engine, connection: BlockingConnection, message: Down) -> None:

@@ -123,6 +123,11 @@ class Engine:
         rows, self._rows = self._rows, []
         return [*words, Step(self.counters.steps, tuple(rows), self.stats())]
 
+    def check(self) -> None:
+        """Raise AssertionError unless the block pool agrees with what all sequences hold."""
+        self.scheduler.check()
+        self.counters.pool_checks += 1
+
     def stats(self) -> Stats:
         """Counters and gauges now."""
         pool, waiting = self._residence.pool, self.scheduler.num_waiting

@@ -23,6 +23,7 @@ class Counters:
     preemptions: int = 0
     tokens_evicted: int = 0
     replayed_tokens: int = 0
+    pool_checks: int = 0
     step_seconds: float = 0.0
     last_step_seconds: float = 0.0
     last_prefill_tokens: int = 0
@@ -58,6 +59,7 @@ class Counters:
             preemptions=self.preemptions,
             tokens_evicted=self.tokens_evicted,
             replayed_tokens=self.replayed_tokens,
+            pool_checks=self.pool_checks,
             step_seconds=self.step_seconds,
             last_step_seconds=self.last_step_seconds,
             last_prefill_tokens=self.last_prefill_tokens,
