@@ -115,8 +115,7 @@ class RetentionFields(Strict):
 
 
 class Sampling(Strict):
-    """Sampling controls. They are applied in the order: bias and bans, penalties, DRY, temperature, top_k,
-    top_p, min_p, typical_p, top_n_sigma, XTC (README, "Sampling")."""
+    """Fields of the requests that generate: sampling controls, ends, streaming, retention."""
 
     temperature: float | None = Field(
         1.0, ge=0, le=2, description="0 always takes the most likely token.", examples=[0.7]
@@ -233,7 +232,9 @@ class Sampling(Strict):
     timeout: float | None = Field(
         None, gt=0, le=86_400, description="Seconds the whole request may take; the server's own limit by default."
     )
-    priority: int | None = Field(0, ge=-100, le=100, description="Requests of a higher number leave the queue first.")
+    priority: int | None = Field(
+        0, ge=-100, le=100, description="Lower numbers leave the queue first; 10 s of waiting make up for 1."
+    )
 
     @field_validator("stop")
     @classmethod
