@@ -95,7 +95,7 @@ class Tokenizer:
     def _bytes_of(self, token: int) -> bytes:
         added = self._added.get(token)
         if added is not None:
-            return added.encode()
+            return (added if self.byte_level else added.replace(_SPACE, " ")).encode()
         piece = self.piece(token)
         if self.byte_level:
             return b"".join(bytes([_ALPHABET[char]]) if char in _ALPHABET else char.encode() for char in piece)

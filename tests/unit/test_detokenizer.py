@@ -128,3 +128,11 @@ def test_byte_fallback_spells_characters_and_keeps_the_space_between_prompt_and_
     assert sentencepiece.decode(ids) == "".join(pieces)[1:]  # a whole text of its own has no space before it
     assert "".join(pushed(sentencepiece, [0xF0 + 1, 257])) == "\ufffd the"
     assert "".join(pushed(sentencepiece, [257, 0xF0 + 1])) == " the"
+
+
+def test_added_tokens_of_spaces_are_spaces(sentencepiece):
+    backend = Backend.from_str(sentencepiece.backend.to_str())
+    backend.add_tokens(["▁▁▁"])
+    tokenizer = Tokenizer(backend=backend, size=261, byte_level=False, _added={260: "▁▁▁"})
+    assert "".join(pushed(tokenizer, [257, 260, 258])) == " the   re"
+    assert tokenizer.decode([257, 260, 258]) == "the   re"
