@@ -28,6 +28,7 @@ struct Warm {
     Workspace& space;
     double total = 0.0;   // of all weights, where they were computed
     double moment = 0.0;  // of weight * log weight
+    float sigma_least = kCut;
 };
 
 double inverse_temperature(const Controls& c, const Dense& scores) {
@@ -49,16 +50,14 @@ bool filters(const Controls& c, bool xtc) {
 float least_needed(const Warm& w) {
     const Controls& c = *w.row.controls;
     const double all = static_cast<double>(w.scores.blocks * kBlock);
-    double log_weight;  // weights under (1 - mass) * total / vocabulary add up to less than what top_p leaves out
-    if (c.top_p < 1.0) {
-        log_weight = std::log(0.99 * (1.0 - c.top_p) * w.total / all);
-    } else if (c.min_p > 0.0) {
+    double log_weight;
+    if (c.min_p > 0.0) {
         log_weight = std::log(c.min_p) - 1e-3;
     } else if (c.typical_p < 1.0) {  // and beyond twice the mean surprise come only the unlikely ones
         double mean = w.moment / w.total, log_total = std::log(w.total);
         log_weight = std::min(std::log(0.99 * (1.0 - c.typical_p) * w.total / all), 2.0 * (mean - log_total) + log_total - 1e-3);
     } else {
-        return kCut;
+        return w.sigma_least;
     }
     return static_cast<float>(w.scores.peak + log_weight / w.factor);
 }
@@ -75,16 +74,21 @@ void note(const Warm& w, int stage, bool on, const List& list) {
 // The survivors of top_k and top_p, with weights.
 void cut_by_rank(Warm& w, List& list) {
     const Controls& c = *w.row.controls;
-    const bool weighed = w.total > 0.0;
-    if (c.top_k > 0) {
-        gather(w.scores, reached_by(w.scores, c.top_k, w.space.scratch), weighed ? w.space.weights.data() : nullptr, list);
+    const float* weights = w.total > 0.0 ? w.space.weights.data() : nullptr;
+    if (c.top_k > w.scores.blocks) {
+        select(w.scores, nullptr, static_cast<double>(c.top_k), 1.0 / w.factor, list);
+        weigh(list, w.scores.peak, w.factor);
+    } else if (c.top_k > 0) {
+        gather(w.scores, reached_by(w.scores, c.top_k, w.space.scratch), nullptr, list);
         keep_top_k(list, c.top_k);
-        if (!weighed) weigh(list, w.scores.peak, w.factor);
+        weigh(list, w.scores.peak, w.factor);
+    } else if (c.top_p < 1.0) {
+        select(w.scores, weights, c.top_p * w.total, 1.0 / w.factor, list);
     } else {
-        gather(w.scores, least_needed(w), w.space.weights.data(), list);
+        gather(w.scores, least_needed(w), weights, list);
     }
     note(w, 3, c.top_k > 0, list);
-    if (c.top_p < 1.0) keep_top_p(list, c.top_p * (c.top_k > 0 ? sum_weights(list) : w.total));
+    if (c.top_k > 0 && c.top_p < 1.0) keep_top_p(list, c.top_p * sum_weights(list));
     note(w, 4, c.top_p < 1.0, list);
 }
 
@@ -98,7 +102,7 @@ void cut_rest(Warm& w, List& list) {
         const double moment = first ? w.moment : sum_moments(list, w.scores.peak, w.factor);
         keep_typical(list, w.scores.peak, w.factor, moment / total, c.typical_p * total);
     }
-    if (c.top_n_sigma > 0.0) keep_at_least(list, static_cast<float>(w.scores.peak - c.top_n_sigma * deviation(w.model)));
+    if (c.top_n_sigma > 0.0) keep_at_least(list, w.sigma_least);
     if (w.xtc) cut_top_choices(list, c.xtc_threshold);
     note(w, 6, c.typical_p < 1.0 || c.top_n_sigma > 0.0 || w.xtc, list);
 }
@@ -150,6 +154,7 @@ int32_t sample_warm(Warm& w, int64_t vocabulary, float* probabilities) {
         if (probabilities) write_dense(w, vocabulary, probabilities);
         return draw_dense(w, place);
     }
+    if (c.top_n_sigma > 0.0) w.sigma_least = static_cast<float>(w.scores.peak - c.top_n_sigma * deviation(w.model));
     cut_by_rank(w, space.list);
     cut_rest(w, space.list);
     if (probabilities) write_list(space.list, vocabulary, probabilities);

@@ -163,16 +163,33 @@ int64_t rank_of(const Dense& row, int32_t id) {
     return before;
 }
 
-void gather(const Dense& row, float least, const float* weights, List& list) {
+double measure(const Dense& row, float least, const float* weights) {
+    const __m256 least8 = _mm256_set1_ps(least), one8 = _mm256_set1_ps(1.0f);
+    double total = 0.0;
+    for (int64_t block = 0; block < row.blocks; ++block) {
+        if (row.peaks[block] < least) continue;
+        __m256 sum = _mm256_setzero_ps();
+        for (int64_t i = block * kBlock; i < (block + 1) * kBlock; i += 8) {
+            __m256 x = _mm256_loadu_ps(row.scores + i);
+            __m256 kept = _mm256_and_ps(_mm256_cmp_ps(x, least8, _CMP_GE_OQ), _mm256_cmp_ps(x, kCut8, _CMP_GT_OQ));
+            sum = _mm256_add_ps(sum, _mm256_and_ps(kept, weights ? _mm256_loadu_ps(weights + i) : one8));
+        }
+        total += sum8(sum);
+    }
+    return total;
+}
+
+void gather(const Dense& row, float least, const float* weights, List& list, float below) {
     list.reserve(row.blocks * kBlock);
-    const __m256 least8 = _mm256_set1_ps(least);
+    const __m256 least8 = _mm256_set1_ps(std::max(least, -std::numeric_limits<float>::max()));
+    const __m256 below8 = _mm256_set1_ps(below);
     const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     int64_t n = 0;
     for (int64_t block = 0; block < row.blocks; ++block) {
         if (row.peaks[block] < least || row.peaks[block] == kCut) continue;
         for (int64_t i = block * kBlock; i < (block + 1) * kBlock; i += 8) {
             __m256 x = _mm256_loadu_ps(row.scores + i);
-            __m256 kept = _mm256_and_ps(_mm256_cmp_ps(x, least8, _CMP_GE_OQ), _mm256_cmp_ps(x, kCut8, _CMP_GT_OQ));
+            __m256 kept = _mm256_and_ps(_mm256_cmp_ps(x, least8, _CMP_GE_OQ), _mm256_cmp_ps(x, below8, _CMP_LT_OQ));
             int mask = _mm256_movemask_ps(kept);
             if (mask == 0) continue;
             __m256i order = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(kCompress[mask].data()));

@@ -2,6 +2,7 @@
 // A row is padded with -inf to a multiple of 64, and -inf means "cut". Each block's largest score is kept, so that
 // later passes can leave out the blocks that hold nothing of interest.
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -45,8 +46,10 @@ double deviation(const Dense& row);
 int64_t count_alive(const Dense& row);
 // How many scores stand before scores[id]: larger, or equal with a smaller id.
 int64_t rank_of(const Dense& row, int32_t id);
-// All ids with scores >= least, and their weights where there are any.
-void gather(const Dense& row, float least, const float* weights, List& list);
+// All ids with least <= score < below, and their weights where there are any.
+void gather(const Dense& row, float least, const float* weights, List& list, float below = INFINITY);
+// Sum of the weights (their number, where `weights` is null) of all scores >= least.
+double measure(const Dense& row, float least, const float* weights);
 // A score that at least `count` of the row's scores reach, as large as the maxima alone can tell.
 float reached_by(const Dense& row, int64_t count, std::vector<float>& scratch);
 

@@ -9,6 +9,9 @@
 namespace es {
 
 double sum_weights(const List& list);
+// The best of a whole row by score that together reach `mass` of `weights` (or that number, where `weights` is null).
+// `unit`: in which steps of the score the border is first looked for; only the time depends on it.
+void select(const Dense& row, const float* weights, double mass, double unit, List& list);
 // Keep the `count` best by score.
 void keep_top_k(List& list, int64_t count);
 // Keep the best by score that together reach `mass`, the crossing one included.
