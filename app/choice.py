@@ -4,8 +4,9 @@ Knows the detokenizer, the stop strings and the ids a resume needs; no worker, n
 part of a stop string or a character that is not complete; the joined deltas are the whole answer.
 """
 
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from app.ledger import Ledger
 from app.text.detokenizer import Detokenizer
@@ -14,8 +15,7 @@ from app.text.tokenizer import Tokenizer
 from model.protocol import BlockView, Ready, Retention, Row, TokenLogprob
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(Struct, frozen=True):
     """One output token. `text` is what it added (it may be "" while a character is incomplete), `data` its
     own bytes, `text_offset` where `text` begins in the choice's text, in characters."""
 
@@ -26,8 +26,7 @@ class Token:
     logprob: TokenLogprob | None
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(Struct, frozen=True):
     """What one choice gained. `choice` -1 is a heartbeat: nothing happened, but the stream lives.
 
     `tokens` may be ahead of `text`, which holds back the beginnings of stop strings. `finish_reason` stands in

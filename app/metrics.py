@@ -93,7 +93,8 @@ class Histogram(Collector):
     def collect(self) -> Iterator[Metric]:
         """Called at each scrape."""
         totals = accumulate(self._counts)
-        names = [floatToGoString(bound) for bound in (*self._bounds, float("inf"))]
+        bounds = (*self._bounds, float("inf"))
+        names = [floatToGoString(bound) for bound in bounds]  # type: ignore[no-untyped-call]  # the library's own
         yield HistogramMetricFamily(self._name, self._text, list(zip(names, totals, strict=True)), self._sum)
 
 

@@ -5,11 +5,11 @@ Knows the shape of completions; prompts, checks, streams and the frame around th
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 from starlette.responses import Response
 
 from app.api.answers import Completion, CompletionChoice, CompletionLogprobs, PromptLogprobs, Shaper
@@ -83,7 +83,9 @@ class _Writer:
         async for piece in pieces(streams):
             if not piece.deltas:
                 yield WAITING
-            numbered = [replace(delta, choice=piece.prompt * self._n + delta.choice) for delta in piece.deltas]
+            numbered: Sequence[Delta] = piece.deltas
+            if piece.prompt:
+                numbered = [replace(delta, choice=piece.prompt * self._n + delta.choice) for delta in piece.deltas]
             data = b"".join(event(self._chunk(streams, delta)) for delta in numbered if self._speaks(delta))
             if data:
                 yield data

@@ -7,9 +7,10 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
+from msgspec.structs import replace
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
