@@ -4,12 +4,15 @@ Knows specs only. What decides is where positions enter: turned into queries and
 added to the embedding from a table they cannot.
 """
 
+from typing import Literal
+
 from model.decoder.spec import DecoderSpec
 
-ALL = ("none", "sinks", "window", "restart")
+Policy = Literal["none", "sinks", "window", "restart"]
+ALL: tuple[Policy, ...] = ("none", "sinks", "window", "restart")
 
 
-def policies(spec: DecoderSpec) -> tuple[str, ...]:
+def policies(spec: DecoderSpec) -> tuple[Policy, ...]:
     """The policies this decoder honours."""
     refused = policy_refusals(spec)
     return tuple(policy for policy in ALL if policy not in refused)

@@ -4,8 +4,11 @@ Knows plans, block tables and torch; no requests, no logits. Buffers are allocat
 `build` returns is valid until the next call.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from model.decoder.inputs import NO_WINDOW, DecoderInput
 from model.engine.plan import Plan, PlanRow
@@ -16,7 +19,7 @@ class _Buffer:
     """A numpy array and the tensor over the same memory."""
 
     def __init__(self, size: int, dtype: type) -> None:
-        self.array = np.zeros(size, dtype)
+        self.array: NDArray[Any] = np.zeros(size, dtype)
         self.tensor = torch.from_numpy(self.array)
 
 

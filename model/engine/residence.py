@@ -112,7 +112,7 @@ class Residence:
     def _shorten(self, sequence: Sequence) -> None:
         """Skip what no kept key depends on: after the sink blocks, go on at the replay's first block."""
         size, retention = self.block_size, sequence.group.submit.retention
-        # Two blocks more than the reach, so that the same prompt, sent again, finds a whole window before its last token.
+        # Two blocks more than the reach: the same prompt, sent again, finds a whole window before its last token.
         start = max(0, sequence.length - self.reach(retention) - 2 * size) // size * size
         start = max(start, -(-sequence.log.available_from // size) * size)
         sinks_end = sequence.sink_blocks * size

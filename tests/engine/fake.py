@@ -5,6 +5,7 @@ tokens that come out prove which keys each query saw, at which distances, throug
 lost key, a key too many or a replay that is too short all give other tokens than `Truth`, which has no cache at all.
 """
 
+import itertools
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -80,7 +81,7 @@ class FakeDecoder:
     def run(self, inputs: DecoderInput, store: FakeStore):
         starts = inputs.query_start.tolist()
         last = np.zeros(len(inputs.ids), np.uint64)
-        for row, (begin, end) in enumerate(zip(starts, starts[1:], strict=False)):
+        for row, (begin, end) in enumerate(itertools.pairwise(starts)):
             sinks, window = int(inputs.sinks[row]), int(inputs.windows[row])
             slots, places = self.table(inputs, row, store.block_size)
             for token in range(begin, end):
