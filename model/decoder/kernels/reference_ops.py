@@ -5,6 +5,7 @@ The step's rows are padded to a multiple of 8 once, so that all products are row
 carry id 0, are never stored and never returned.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -81,7 +82,7 @@ class Step:
         if not gated:
             return _activation(x, kind)
         gate, up = x.chunk(2, dim=-1)
-        return _activation(gate.contiguous(), kind) * up
+        return _activation(gate, kind) * up
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         return x + y
@@ -188,8 +189,12 @@ def virtual_positions(inputs: DecoderInput) -> Tensor | None:
 
 
 def _activation(x: Tensor, kind: str) -> Tensor:
+    """From torch's primitives: its own fused forms compute the last few entries of a tensor in another way than the
+    rest, so a row's bits would depend on how many rows there are (measured)."""
     if kind == "relu":
         return functional.relu(x)
     if kind == "silu":
-        return functional.silu(x)
-    return functional.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
+        return x / (1.0 + torch.exp(-x))
+    if kind == "gelu":
+        return 0.5 * x * (1.0 + torch.erf(x * math.sqrt(0.5)))
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
