@@ -77,12 +77,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _table(facts: dict[str, object]) -> Table:
-    table = Table(title=str(facts["model"]), title_justify="left", show_header=False)
+    table = Table(show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts.items():
-        if name != "model":
-            table.add_row(name.replace("_", " "), _cell(name, value))
+        table.add_row(name.replace("_", " "), _cell(name, value))
     return table
 
 

@@ -22,6 +22,7 @@ from tests.checkpoint.many_scripts import strings
 
 TEXTS = strings(1000, seed=4)
 CORPUS = strings(3000, seed=5)
+USER_DEFINED = ["<think>", "\u2581\u2581", "\u2581\u2581\u2581", "the"]
 SPECIALS = ["<|begin|>", "<|end|>", "<|turn|>"]
 
 # Pre-tokenizers that transformers' conversion leaves out, as the models' tokenizer.json files have them.
@@ -148,14 +149,17 @@ def train_sentencepiece(kind, **options):
     return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue()), model.getvalue()
 
 
-def write_sentencepiece(path, processor, model, charsmap=b"", **flags):
+def write_sentencepiece(path, processor, model, charsmap=b"", user_defined=(), **flags):
     """The trained vocabulary as a GGUF file without tensors, as the converters write it."""
     size = processor.vocab_size()
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tokenizer_model(model)
-    writer.add_token_list([processor.id_to_piece(number) for number in range(size)])
+    types = [piece_type(processor, number, user_defined) for number in range(size)]
+    pieces = [processor.id_to_piece(number) for number in range(size)]
+    # Converters write user-defined pieces as they stand in a text.
+    writer.add_token_list([p.replace("\u2581", " ") if t == 4 else p for p, t in zip(pieces, types, strict=True)])
     writer.add_token_scores([processor.get_score(number) for number in range(size)])
-    writer.add_token_types([piece_type(processor, number) for number in range(size)])
+    writer.add_token_types(types)
     writer.add_unk_token_id(processor.unk_id())
     writer.add_bos_token_id(processor.bos_id())
     writer.add_eos_token_id(processor.eos_id())
@@ -166,11 +170,13 @@ def write_sentencepiece(path, processor, model, charsmap=b"", **flags):
     tiny_gguf.finish(writer)
 
 
-def piece_type(processor, number):
+def piece_type(processor, number, user_defined):
     if processor.is_unknown(number):
         return 2
     if processor.is_control(number):
         return 3
+    if processor.id_to_piece(number) in user_defined:
+        return 4
     return 6 if processor.is_byte(number) else 1
 
 
@@ -233,6 +239,22 @@ def test_sentencepiece_bpe_equals_sentencepiece(tmp_path, prefix):
     ours = load_tokenizer(path)
     assert_equals_sentencepiece(ours, processor, SENTENCEPIECE_TEXTS)
     assert ours.encode("a")[0] == processor.bos_id()
+
+
+def test_user_defined_pieces_are_found_whole_like_gemmas(tmp_path):
+    processor, _ = train_sentencepiece(
+        "bpe",
+        byte_fallback=True,
+        add_dummy_prefix=False,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        user_defined_symbols=USER_DEFINED,
+    )
+    path = tmp_path / "model.gguf"
+    write_sentencepiece(path, processor, "llama", user_defined=USER_DEFINED, add_space_prefix=False)
+    # A literal U+2581 is a space to sentencepiece; a text with both is nobody's.
+    texts = [text[:9] + "<think>" + text[9:] for text in SENTENCEPIECE_TEXTS if "\u2581" not in text]
+    assert_equals_sentencepiece(load_tokenizer(path), processor, texts)
 
 
 @pytest.mark.parametrize("byte_fallback", [True, False])
