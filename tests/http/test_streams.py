@@ -225,7 +225,8 @@ def test_a_client_that_leaves_ends_its_streams(serve, path, body):
         httpx.Client(base_url=served.url, timeout=10) as http,
         http.stream("POST", path, json={**body, "max_tokens": 2000, "stream": True}) as response,
     ):
-        next(response.iter_raw())
+        chunks = response.iter_raw()  # kept: the response closes with its iterator
+        next(chunks)
         assert served.open_streams() == 1
     end = time.monotonic() + 20
     while served.open_streams() and time.monotonic() < end:
