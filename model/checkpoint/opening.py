@@ -28,7 +28,7 @@ _LONGEST_TABLE = 1 << 20  # where positions are a table, which is held in memory
 
 @dataclass(frozen=True)
 class Opened:
-    """A checkpoint ready to be loaded or looked at. `reshape` takes (our name, tensor, spec) to parameters."""
+    """A checkpoint ready to be loaded or looked at. `books` say where each tensor of `table` goes."""
 
     path: Path
     format: str
@@ -181,7 +181,9 @@ def _spec(path: Path, build: Callable[[], DecoderSpec]) -> DecoderSpec:
     except KeyError as error:
         raise CheckpointError(f"{path}: its configuration lacks {error}; download the model again.") from error
     except (ValueError, TypeError, ArithmeticError, AttributeError, IndexError) as error:
-        raise CheckpointError(f"{path}: its configuration cannot be served ({error}).") from error
+        raise CheckpointError(
+            f"{path}: its configuration cannot be served ({error}); use another checkpoint."
+        ) from error
 
 
 def _check_layers(path: Path, count: object, most: int) -> None:
