@@ -190,8 +190,7 @@ void gather(const Dense& row, float least, const float* weights, List& list, flo
         for (int64_t i = block * kBlock; i < (block + 1) * kBlock; i += 8) {
             __m256 x = _mm256_loadu_ps(row.scores + i);
             __m256 kept = _mm256_and_ps(_mm256_cmp_ps(x, least8, _CMP_GE_OQ), _mm256_cmp_ps(x, below8, _CMP_LT_OQ));
-            int mask = _mm256_movemask_ps(kept);
-            if (mask == 0) continue;
+            int mask = _mm256_movemask_ps(kept);  // no look whether it is 0: a branch that cannot be foretold costs more
             __m256i order = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(kCompress[mask].data()));
             _mm256_storeu_ps(&list.scores[n], _mm256_permutevar8x32_ps(x, order));
             __m256i ids = _mm256_add_epi32(_mm256_set1_epi32(static_cast<int>(i)), _mm256_permutevar8x32_epi32(lanes, order));
