@@ -39,14 +39,22 @@ REFUSED = 3  # exit code: the model cannot be served; stderr says why
 _PR_SET_PDEATHSIG = 1
 
 
-def build(config: EngineConfig) -> tuple[Engine, Ready]:
-    """Load the model and put the engine together. Raises CheckpointError, ValueError or OSError with a sentence."""
+def build(config: EngineConfig, context_limit: int = 0) -> tuple[Engine, Ready]:
+    """Load the model and put the engine together. Raises CheckpointError, ValueError or OSError with a sentence.
+
+    `context_limit` lets a benchmark run past the trained context, to see what happens there.
+    """
     started = time.monotonic()
     opened = checkpoint.open_checkpoint(config.model, config.context)
     backend = select.choose(config.device, config.dtype, config.kernels, config.threads, spec=opened.spec)
     loaded = checkpoint.load(opened, backend=backend)
     decoder, spec = loaded.decoder, loaded.spec
-    context = min(config.context or spec.context, spec.context)
+    if config.context > spec.context:
+        raise ValueError(
+            f"the context of {config.context} tokens is beyond the {spec.context} this model was trained for: "
+            "leave --context out, and stream longer texts with a retention policy"
+        )
+    context = config.context or spec.context
     size = config.block_size
     num_blocks = config.num_blocks or fit_blocks(backend, decoder, size, config.cache_bytes)
     layer_windows = tuple(layer.attention.window or 0 for layer in spec.layers)
@@ -58,7 +66,7 @@ def build(config: EngineConfig) -> tuple[Engine, Ready]:
     runner = Runner(decoder, backend, sampler, num_blocks, size, rows, config.max_sequences)
     limits = Limits(
         vocabulary=spec.vocabulary,
-        context=context,
+        context=max(context, context_limit),
         num_blocks=num_blocks,
         block_size=size,
         max_waiting=config.max_waiting,
