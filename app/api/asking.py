@@ -15,7 +15,7 @@ from starlette.requests import Request
 from app.api.answers import UsageBody, Watched, usage_body, watched
 from app.api.door import Door, check_model, stops
 from app.api.errors import Invalid
-from app.api.schemas import Sampling
+from app.api.schemas import MAX_SCORED, Sampling
 from app.generation import Delta, Generation, Service, Stream
 
 _LEAST_SEED, _SEEDS = -(2**63), 2**64
@@ -56,6 +56,7 @@ def generations(
     retention = door.retention(body.retention)
     name = uuid.uuid4().hex
     asked: list[Generation] = []
+    _check_scored(prompts, logprobs.prompt)
     for number, ids in enumerate(prompts):
         max_tokens = door.max_tokens(body, len(ids), retention, rest_of_context)
         door.check_length(len(ids), max_tokens, retention, field)
@@ -80,6 +81,14 @@ def generations(
             )
         )
     return asked
+
+
+def _check_scored(prompts: Sequence[tuple[int, ...]], k: int | None) -> None:
+    """Raises Invalid where more candidates of prompts are asked for than an answer may hold."""
+    scored = 0 if k is None else sum(map(len, prompts)) * (k + 1)
+    if scored > MAX_SCORED:
+        text = f"the prompt's tokens with {k} candidates each are {scored} values, over the limit of {MAX_SCORED}"
+        raise Invalid(f"{text}; ask for fewer", "prompt_logprobs")
 
 
 def _wrapped(seed: int | None) -> int | None:

@@ -41,9 +41,10 @@ def parse_body(data: bytes, kind: type[Body]) -> Body:
         raise Invalid(f"the body is no valid JSON: {str(error)[:200]}", code="invalid_json") from error
     if not isinstance(value, dict):
         raise Invalid("the body must be a JSON object", code="invalid_json")
-    fields = _honoured(value, kind)
     try:
-        return kind.model_validate(fields)
+        return kind.model_validate(_honoured(value, kind))
+    except RecursionError as error:
+        raise Invalid("the body is nested too deeply", code="invalid_json") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise Invalid(_sentence(first), _path(first) if first["loc"] else None, "invalid_value") from error
@@ -99,5 +100,12 @@ def _sentence(fault: ErrorDetails) -> str:
     if fault["type"] == "missing":
         return f"the field {where!r} is required"
     message = _UNIONS.get(where.partition(".")[0]) or fault["msg"].removeprefix("Value error, ")
-    shown = msgspec.json.encode(fault["input"])[:60].decode(errors="replace")
-    return f"{where or 'the body'}: {message[:1].lower()}{message[1:]} (given: {shown})"
+    return f"{where or 'the body'}: {message[:1].lower()}{message[1:]} (given: {_shown(fault['input'])})"
+
+
+def _shown(value: Any) -> str:
+    """The beginning of what a client sent."""
+    try:
+        return msgspec.json.encode(value)[:60].decode(errors="replace")
+    except RecursionError:
+        return "something nested deeply"

@@ -29,7 +29,7 @@ from app.api.bodies import read_body
 from app.api.conversations import prompt_of, render
 from app.api.documentation import documented
 from app.api.errors import Invalid
-from app.api.events import DONE, WAITING, EventResponse, collected, encoder, event, open_streams, pieces
+from app.api.events import DONE, WAITING, EventResponse, collected, encoder, event, open_streams, pieces, shaped
 from app.api.schemas_requests import ChatRequest
 from app.generation import Delta, Stream
 from app.text.chat_template import opens_thoughts
@@ -63,7 +63,9 @@ async def chat_completions(request: Request) -> Response:
         if body.stream:
             return EventResponse(writer.events(streams), stack.pop_all())
         answers = await collected(streams, bool(body.logprobs or body.trace))
-        return Response(encoder.encode(writer.whole(streams, answers)), media_type="application/json")
+        weight = 0 if logprobs.prompt is None else len(prompt.ids) * (logprobs.prompt + 1)
+        answer = await shaped(weight, writer.whole, streams, answers)
+        return Response(encoder.encode(answer), media_type="application/json")
 
 
 def _logprobs(body: ChatRequest) -> Logprobs:

@@ -17,8 +17,8 @@ from app.api.asking import Frame, Logprobs, door_of, generations
 from app.api.bodies import read_body
 from app.api.documentation import documented
 from app.api.errors import Invalid
-from app.api.events import DONE, WAITING, EventResponse, collected, encoder, event, open_streams, pieces
-from app.api.prompts import Prompt, read_prompts, token_texts
+from app.api.events import DONE, WAITING, EventResponse, collected, encoder, event, open_streams, pieces, shaped
+from app.api.prompts import Prompt, echoes, read_prompts
 from app.api.schemas_requests import CompletionRequest
 from app.generation import Delta, Stream
 from app.text.tokenizer import Tokenizer
@@ -41,14 +41,16 @@ async def completions(request: Request) -> Response:
     ids = [prompt.ids for prompt in prompts]
     asked = generations(request, door, body, ids, logprobs, field="prompt", rest_of_context=False)
     service = request.app.state.service
-    writer = _Writer(body, prompts, Frame("cmpl", door, body, asked, service.model), door.tokenizer)
+    echoed = await echoes(door.tokenizer, prompts, body.logprobs is not None) if body.echo else []
+    writer = _Writer(body, prompts, echoed, Frame("cmpl", door, body, asked, service.model), door.tokenizer)
     async with AsyncExitStack() as stack:
         streams = await open_streams(stack, service, asked)
         if body.stream:
             return EventResponse(writer.events(streams), stack.pop_all())
         keep = body.logprobs is not None or bool(body.trace)
         answers = await collected(streams, keep)
-        return Response(encoder.encode(writer.whole(streams, answers)), media_type="application/json")
+        answer = await shaped(writer.weight, writer.whole, streams, answers)
+        return Response(encoder.encode(answer), media_type="application/json")
 
 
 def _check(body: CompletionRequest) -> None:
@@ -69,14 +71,30 @@ def _prompt_logprobs(body: CompletionRequest) -> int | None:
 class _Writer:
     """Deltas in the shape of completions. Answer number = prompt number * n + choice."""
 
-    def __init__(self, body: CompletionRequest, prompts: Sequence[Prompt], frame: Frame, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        body: CompletionRequest,
+        prompts: Sequence[Prompt],
+        echoed: Sequence[Sequence[str]],
+        frame: Frame,
+        tokenizer: Tokenizer,
+    ) -> None:
+        """`echoed`: the pieces of each prompt's text, empty without an echo."""
         self._body = body
         self._prompts = prompts
+        self._echoed = echoed
+        self._lengths = [sum(map(len, texts)) for texts in echoed] if body.echo else [0] * len(prompts)
         self._frame = frame
         self._shaper = Shaper(tokenizer)
         self._n = body.n or 1
         self._begun: set[int] = set()
-        self._echoes = [token_texts(tokenizer, prompt) if body.echo else [] for prompt in prompts]
+        k = _prompt_logprobs(body)
+        self._candidates = 0 if k is None else k + 1
+
+    @property
+    def weight(self) -> int:
+        """How many candidates of prompts the whole answer tells."""
+        return sum(len(prompt.ids) for prompt in self._prompts) * self._candidates
 
     async def events(self, streams: Sequence[Stream]) -> AsyncIterator[bytes]:
         """The stream's bytes."""
@@ -86,7 +104,7 @@ class _Writer:
             numbered: Sequence[Delta] = piece.deltas
             if piece.prompt:
                 numbered = [replace(delta, choice=piece.prompt * self._n + delta.choice) for delta in piece.deltas]
-            data = b"".join(event(self._chunk(streams, delta)) for delta in numbered if self._speaks(delta))
+            data = await shaped(self._weight(numbered), self._written, streams, numbered)
             if data:
                 yield data
         if self._frame.include_usage:
@@ -107,6 +125,14 @@ class _Writer:
         frame = self._frame
         return Completion(frame.identity, "text_completion", frame.created, frame.model, choices, **around)
 
+    def _weight(self, deltas: Sequence[Delta]) -> int:
+        """How many candidates of prompts these deltas bring along."""
+        new = {delta.choice // self._n for delta in deltas if delta.choice not in self._begun}
+        return sum(len(self._prompts[number].ids) for number in new) * self._candidates
+
+    def _written(self, streams: Sequence[Stream], deltas: Sequence[Delta]) -> bytes:
+        return b"".join(event(self._chunk(streams, delta)) for delta in deltas if self._speaks(delta))
+
     def _chunk(self, streams: Sequence[Stream], delta: Delta) -> Completion:
         return self._completion([self._choice(streams, delta)], **self._frame.around(streams, [delta]))
 
@@ -120,11 +146,11 @@ class _Writer:
         body, first = self._body, delta.choice not in self._begun
         self._begun.add(delta.choice)
         stream, prompt = streams[delta.choice // self._n], self._prompts[delta.choice // self._n]
-        texts = self._echoes[delta.choice // self._n]
-        echo = (prompt.text or "".join(texts)) if body.echo and first else ""
+        texts = self._echoed[delta.choice // self._n] if body.echo else ()
+        echo = "".join(texts) if first else ""
         logprobs = None
         if body.logprobs is not None:
-            logprobs = self._shaper.completion(delta.tokens, body.logprobs, sum(map(len, texts)))
+            logprobs = self._shaper.completion(delta.tokens, body.logprobs, self._lengths[delta.choice // self._n])
             if body.echo and first:
                 known = self._shaper.prompt(prompt.ids, texts, stream.prompt_logprobs, body.logprobs)
                 logprobs = _joined(known, logprobs)

@@ -40,7 +40,7 @@ async def render(template: ChatTemplate, body: Conversation, messages: Sequence[
 
 async def prompt_of(tokenizer: Tokenizer, text: str, add_special: bool = False) -> Prompt:
     """The ids of a rendered conversation. Raises Invalid where there are none."""
-    ids = await encode(tokenizer, text, add_special)
+    (ids,) = await encode(tokenizer, [text], add_special)
     if not ids:
         raise Invalid("the model's chat template makes an empty text of this conversation", "messages")
     return Prompt(tuple(ids), text)

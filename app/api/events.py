@@ -5,9 +5,10 @@ Knows deltas and bytes; what a chunk looks like is the route's. One write for al
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -26,6 +27,11 @@ _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 encoder = msgspec.json.Encoder()
 
 
+Shape = TypeVar("Shape")
+Arguments = ParamSpec("Arguments")
+HEAVY = 4096  # candidates told; shaping them takes some milliseconds
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """What one step gave one prompt of a request; `deltas` is empty for a heartbeat."""
@@ -37,6 +43,15 @@ class Piece:
 def event(chunk: msgspec.Struct) -> bytes:
     """One event."""
     return b"data: " + encoder.encode(chunk) + b"\n\n"
+
+
+async def shaped(
+    weight: int, shape: Callable[Arguments, Shape], *args: Arguments.args, **kwargs: Arguments.kwargs
+) -> Shape:
+    """What `shape` makes of its arguments, in a thread where `weight` says that it takes long."""
+    if weight <= HEAVY:
+        return shape(*args, **kwargs)
+    return await asyncio.to_thread(shape, *args, **kwargs)
 
 
 async def open_streams(stack: AsyncExitStack, service: Service, generations: Sequence[Generation]) -> list[Stream]:

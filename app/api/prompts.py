@@ -5,6 +5,7 @@ the library's batch call, which alone lets go of the interpreter's lock.
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.api.errors import Invalid
@@ -23,48 +24,68 @@ class Prompt:
     text: str | None = None
 
 
-async def encode(tokenizer: Tokenizer, text: str, add_special: bool) -> list[int]:
-    """The ids of a text."""
-    if len(text) <= LONG:
-        return tokenizer.encode(text, add_special)
-    return await asyncio.to_thread(_encode_long, tokenizer, text, add_special)
+async def encode(tokenizer: Tokenizer, texts: Sequence[str], add_special: bool) -> list[list[int]]:
+    """The ids of each text."""
+    if sum(map(len, texts)) <= LONG:
+        return [tokenizer.encode(text, add_special) for text in texts]
+    return await asyncio.to_thread(_encode_long, tokenizer, texts, add_special)
 
 
-def _encode_long(tokenizer: Tokenizer, text: str, add_special: bool) -> list[int]:
-    ids: list[int] = tokenizer.backend.encode_batch([text], add_special_tokens=add_special)[0].ids
-    return ids
+def _encode_long(tokenizer: Tokenizer, texts: Sequence[str], add_special: bool) -> list[list[int]]:
+    return [encoding.ids for encoding in tokenizer.backend.encode_batch(texts, add_special_tokens=add_special)]
 
 
 async def read_prompts(
     tokenizer: Tokenizer, prompt: str | list[int] | list[str] | list[list[int]], add_special: bool
 ) -> list[Prompt]:
     """The prompts of a completion request. Raises Invalid; ids are not checked against the vocabulary here."""
+    given: list[str | list[int]]
     if isinstance(prompt, str):
-        return [await _of_text(tokenizer, prompt, add_special)]
-    if not prompt:
+        given = [prompt]
+    elif not prompt:
         raise Invalid("the prompt is an empty list; send a text, ids, or a list of them", "prompt")
-    if isinstance(prompt[0], int):
-        return [Prompt(tuple(token for token in prompt if isinstance(token, int)))]
-    if len(prompt) > MAX_PROMPTS:
-        raise Invalid(f"{len(prompt)} prompts are more than the limit of {MAX_PROMPTS}", "prompt")
-    prompts = []
-    for one in prompt:
-        if isinstance(one, str):
-            prompts.append(await _of_text(tokenizer, one, add_special))
-        elif isinstance(one, list) and one:
-            prompts.append(Prompt(tuple(one)))
-        else:
-            raise Invalid("a prompt of the list holds no token ids", "prompt")
-    return prompts
+    elif isinstance(prompt[0], int):
+        given = [[token for token in prompt if isinstance(token, int)]]
+    else:
+        given = [one for one in prompt if not isinstance(one, int)]
+    if len(given) > MAX_PROMPTS:
+        raise Invalid(f"{len(given)} prompts are more than the limit of {MAX_PROMPTS}", "prompt")
+    texts = [one for one in given if isinstance(one, str)]
+    encoded = iter(await encode(tokenizer, texts, add_special))
+    return [
+        Prompt(_begun(tokenizer, next(encoded)), one) if isinstance(one, str) else Prompt(_not_empty(one))
+        for one in given
+    ]
 
 
-async def _of_text(tokenizer: Tokenizer, text: str, add_special: bool) -> Prompt:
-    ids = await encode(tokenizer, text, add_special)
+def _begun(tokenizer: Tokenizer, ids: list[int]) -> tuple[int, ...]:
+    """The ids of a text; an empty one starts from the begin token."""
+    if ids:
+        return tuple(ids)
+    if tokenizer.bos_id is None:
+        raise Invalid("the prompt is empty, and this model has no begin token to start from", "prompt")
+    return (tokenizer.bos_id,)
+
+
+def _not_empty(ids: list[int]) -> tuple[int, ...]:
     if not ids:
-        if tokenizer.bos_id is None:
-            raise Invalid("the prompt is empty, and this model has no begin token to start from", "prompt")
-        ids = [tokenizer.bos_id]
-    return Prompt(tuple(ids), text)
+        raise Invalid("a prompt of the list holds no token ids", "prompt")
+    return tuple(ids)
+
+
+async def echoes(tokenizer: Tokenizer, prompts: Sequence[Prompt], by_token: bool) -> list[list[str]]:
+    """The pieces each prompt is echoed as: what each token adds to its text, or the text in one piece."""
+    whole = [prompt.text is not None and not by_token for prompt in prompts]
+    if sum(len(prompt.ids) for prompt, one in zip(prompts, whole, strict=True) if not one) <= LONG:
+        return _pieces(tokenizer, prompts, whole)
+    return await asyncio.to_thread(_pieces, tokenizer, prompts, whole)
+
+
+def _pieces(tokenizer: Tokenizer, prompts: Sequence[Prompt], whole: Sequence[bool]) -> list[list[str]]:
+    return [
+        [prompt.text or ""] if one else token_texts(tokenizer, prompt)
+        for prompt, one in zip(prompts, whole, strict=True)
+    ]
 
 
 def token_texts(tokenizer: Tokenizer, prompt: Prompt) -> list[str]:

@@ -19,6 +19,7 @@ MAX_BIAS_ENTRIES = 1024
 MAX_BAD_WORDS = 256
 MAX_ALLOWED_IDS = 1 << 16
 MAX_TOKENS = 10_000_000
+MAX_SCORED = 1 << 18  # candidates told for a prompt: its tokens times (k + 1)
 
 Text = Annotated[str, Field(strict=True)]
 Whole = TypeVar("Whole")
@@ -255,7 +256,7 @@ class Sampling(Strict):
         if value and len(value) > MAX_BIAS_ENTRIES:
             raise ValueError(f"{len(value)} entries are more than the limit of {MAX_BIAS_ENTRIES}")
         for key, bias in (value or {}).items():
-            if not (key.isascii() and key.isdigit() and len(key) < 12):
+            if not (key.isascii() and key.isdigit() and len(key) < 12 and key == str(int(key))):
                 raise ValueError(f"the key {key[:40]!r} is no token id")
             if not -100 <= bias <= 100:
                 raise ValueError(f"the bias of token {key} is not between -100 and 100")

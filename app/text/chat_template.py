@@ -66,17 +66,21 @@ class ChatTemplate:
             "continue_final_message": continue_final_message,
             "variables": dict(variables or {}),
         }
+        try:
+            data = frame(asked)
+        except RecursionError as error:
+            raise TemplateRefused("what the template is given is nested too deeply") from error
         # A client that goes away must not leave half an exchange in the pipe: the exchange is finished without it.
-        task = asyncio.create_task(self._exchange(asked))
+        task = asyncio.create_task(self._exchange(data))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return await asyncio.shield(task)
 
-    async def _exchange(self, asked: Mapping[str, Any]) -> str:
+    async def _exchange(self, data: bytes) -> str:
         async with self._lock:
             try:
                 process = await self._started()
-                return await self._ask(process, asked, self._seconds + 1)
+                return await self._ask(process, data, self._seconds + 1)
             except TemplateRefused:
                 raise
             except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
@@ -97,17 +101,17 @@ class ChatTemplate:
         )
         begin = {"template": self._source, "special_tokens": self._special_tokens, "seconds": self._seconds}
         try:
-            await self._ask(process, begin, 30.0)
+            await self._ask(process, frame(begin), 30.0)
         except TemplateRefused:
             await self.close()
             raise
         return process
 
-    async def _ask(self, process: asyncio.subprocess.Process, asked: Mapping[str, Any], seconds: float) -> str:
+    async def _ask(self, process: asyncio.subprocess.Process, data: bytes, seconds: float) -> str:
         assert process.stdin is not None
         assert process.stdout is not None
         async with asyncio.timeout(seconds):
-            process.stdin.write(frame(asked))
+            process.stdin.write(data)
             await process.stdin.drain()
             (length,) = HEADER.unpack(await process.stdout.readexactly(HEADER.size))
             answer = json.loads(await process.stdout.readexactly(length))

@@ -80,7 +80,7 @@ WRONG = {
     "frequency_penalty": [-2.1, 2.1],
     "penalty_range": [-1, 10**9],
     "logit_bias": [{"191222": -100}, {"abc": 1}, {"5": 1e9}, {str(i): 1 for i in range(100_000)}, {"-1": 1}, {"1.5": 1},
-                   {"5": "x"}, {"5": None}, [], {"٥": 1}, {"5": -101}, {"9" * 500: 1}, {" 5": 1}],
+                   {"05": 1}, {"5": "x"}, {"5": None}, [], {"٥": 1}, {"5": -101}, {"9" * 500: 1}, {" 5": 1}],
     "bad_words": ["x", [""], ["x"] * 300, ["x" * 300], [5]],
     "allowed_token_ids": [[], [258], [-1], [2**70], ["a"], [1.5]],
     "seed": [2**64, 2**63, -(2**63) - 1, -(2**70), "100", 1.5, True],
@@ -327,6 +327,29 @@ def test_the_templates_own_words(serve, tokenizer):
 def test_a_model_without_a_template_says_so(serve, tokenizer):
     served = serve(using=_with(tokenizer, None))
     assert "/v1/completions" in refused(served, {}, "messages", CHAT)["message"]
+
+
+def test_variables_nested_deeply(serve, tokenizer):
+    served = serve(using=_with(tokenizer, "{{ deep }}{{ messages[0].content }}"))
+    for depth in (5, 400, 480, 900):
+        deep = b'{"a":' * depth + b"1" + b"}" * depth
+        data = (
+            b'{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "chat_template_kwargs": {"deep": %s}}'
+        )
+        response = served.http.post(CHAT, content=data % deep, headers={"content-type": "application/json"})
+        if depth == 5:
+            assert response.status_code == 200, response.text
+        elif response.status_code != 200:
+            error_of(response)
+    assert served.chat(max_tokens=1)["choices"]
+
+
+def test_no_more_candidates_of_a_prompt_than_an_answer_holds(serve):
+    served = serve(context=100_000)
+    error = refused(served, {"prompt": "a" * 20_000, "prompt_logprobs": 20}, "prompt_logprobs")
+    assert "262144" in error["message"]
+    answer = served.complete(prompt="a" * 4000, prompt_logprobs=0, max_tokens=1)
+    assert len(answer["choices"][0]["prompt_logprobs"]) == 4000
 
 
 def test_stream_options_without_a_stream(served):
