@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from model.decoder.kernels import Backend
 from model.decoder.kernels.reference import ReferenceBackend
+from model.decoder.kernels.select import choose
 from model.decoder.parameters import ParameterError
 from model.decoder.spec import (
     AttentionSpec,
@@ -39,9 +41,9 @@ def prompts() -> list[list[int]]:
     return [torch.randint(2, 100, (length,), generator=generator).tolist() for length in LENGTHS]
 
 
-def generate(model: Any, backend: ReferenceBackend) -> tuple[list[list[int]], list[torch.Tensor]]:
+def generate(model: Any, backend: Backend) -> tuple[list[list[int]], list[torch.Tensor]]:
     """Prompts with their greedy continuations, and the logits at each of their tokens but the last."""
-    paged = Paged(model.decoder(backend), backend)
+    paged = Paged(model.decoder(backend), backend, num_blocks=64, block_size=8)
     sequences = prompts()
     first, second, third = (Stream() for _ in sequences)
     (a, b) = paged.step([(first, sequences[0]), (second, sequences[1][:25])])
@@ -56,8 +58,10 @@ def generate(model: Any, backend: ReferenceBackend) -> tuple[list[list[int]], li
     return sequences, [torch.cat(parts) for parts in logits]
 
 
-def test_equals_the_reference(model):
-    sequences, ours = generate(model, ReferenceBackend("cpu", "float32"))
+@pytest.mark.parametrize("kernels", ["reference", "cpu"])
+def test_equals_the_reference(model, kernels):
+    """Both of our backends: torch, and the compiled one that serves by default."""
+    sequences, ours = generate(model, choose("cpu", "float32", kernels, 1, model.spec))
     for ids, logits in zip(sequences, ours, strict=True):
         if model.row.only_longest and len(ids) < max(map(len, sequences)):
             continue
