@@ -80,7 +80,7 @@ class Inbox:
             return
         if type(event) is Row:
             self._tokens += len(event.tokens) + len(event.prompt_logprobs)
-            if self._tokens > self._limit:
+            if self._events and self._tokens > self._limit:  # one row alone may be long: a prompt's log-probabilities
                 self.overflowed = True
                 event = Ended(
                     "slow_reader", 503, f"the client let {self._limit} tokens pile up unread; reading stopped"

@@ -184,7 +184,7 @@ class FakeEngine:
             self.running = chosen
         else:
             room = self.config.max_sequences - len(self.running)
-            self.waiting.sort(key=lambda s: -s.submit.priority)
+            self.waiting.sort(key=lambda s: s.submit.priority)
             self.running += self.waiting[:room]
             self.waiting = self.waiting[room:]
         names = tuple(dict.fromkeys(s.submit.request for s in self.running))

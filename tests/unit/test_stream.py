@@ -381,3 +381,11 @@ async def test_what_comes_together_with_the_acceptance_is_not_lost(tokenizer):
     text, reason, usage = await text_of(bench.service, ask(max_tokens=20))
     assert len(text) == usage.completion_tokens == 20
     assert reason == "length"
+
+
+async def test_a_long_scored_prompt_is_no_slow_reader(tokenizer):
+    bench = Bench(tokenizer, Admission(stream_buffer=64))
+    generation = ask(prompt=[65] * 500, max_tokens=2, prompt_logprobs=1)
+    async with bench.running(), bench.service.open(generation) as stream:
+        await finish(stream)
+        assert len(stream.prompt_logprobs) == 499
