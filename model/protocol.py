@@ -233,7 +233,6 @@ class Ready(Struct, frozen=True, tag="ready", omit_defaults=True):
     policy_refusals: dict[str, str] = {}
     min_window: int = 0
     max_window: int = 0
-    eos_token_ids: tuple[int, ...] = ()
     weight_bytes: int = 0
     cache_bytes: int = 0
     load_seconds: float = 0.0

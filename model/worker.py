@@ -94,7 +94,6 @@ def build(config: EngineConfig, context_limit: int = 0) -> tuple[Engine, Ready]:
         policy_refusals=limits.refusals,
         min_window=size,
         max_window=context,
-        eos_token_ids=tuple(loaded.eos_token_ids),
         weight_bytes=decoder.num_bytes,
         cache_bytes=runner.store.num_bytes,
         load_seconds=time.monotonic() - started,

@@ -120,7 +120,6 @@ class FakeEngine:
             policies=("none", "sinks", "window", "restart"),
             min_window=16,
             max_window=1024,
-            eos_token_ids=(self.behaviour.eos,),
             weight_bytes=1,
             cache_bytes=1 << 20,
             layer_windows=self.behaviour.layer_windows,
