@@ -49,15 +49,15 @@ async def test_kill_the_worker_twenty_times_under_sixteen_streams(real_server, d
 
 async def test_an_endless_stream_is_taken_up_past_its_first_eviction(real_server):
     retention = {"policy": "sinks", "sink_tokens": 4, "window": 60}
-    asked = bodies(3, 400, retention=retention, presence_penalty=0.6)
+    asked = bodies(3, 220, retention=retention, presence_penalty=0.6)
     server = real_server(served_name=NAME)
     expected = await undisturbed(server, asked)
-    assert all(answer.usage["tokens_evicted"] > 250 for answer in expected)
+    assert all(answer.usage["tokens_evicted"] > 120 for answer in expected)
     await kill_at_random(server, asked, 3, expected, seed=5, least=2)
 
 
 async def test_a_stopped_worker_is_replaced(real_server):
-    asked = bodies(4, 300)
+    asked = bodies(4, 150)
     server = real_server(served_name=NAME)
     expected = await undisturbed(server, asked)
     async with client(server) as http:
@@ -74,7 +74,7 @@ async def test_a_stopped_worker_is_replaced(real_server):
 
 
 async def test_a_poisonous_request_fails_alone(real_server):
-    asked = bodies(6, 200)
+    asked = bodies(6, 100)
     server = real_server(served_name=NAME, env={"EVERSTREAM_FAULT_TOKEN": "16"})
     expected = await undisturbed(server, asked)
     async with client(server) as http:
