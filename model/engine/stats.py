@@ -1,4 +1,7 @@
-"""Counters of one worker's life, plain ints counted where things happen; published as `protocol.Stats`."""
+"""Counters of one worker's life, plain ints counted where things happen; published as `protocol.Stats`.
+
+Knows numbers and this process's memory; does not know names of metrics or who reads them.
+"""
 
 import resource
 from dataclasses import dataclass, field
