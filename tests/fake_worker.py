@@ -26,7 +26,8 @@ from tests.fake_engine import Behaviour, FakeEngine
 
 
 def command(**behaviour) -> tuple[str, ...]:
-    """The command line of a fake worker; the keywords are those of `Behaviour`, and `marker`, `start_seconds`, `fail`.
+    """The command line of a fake worker; the keywords are those of `Behaviour`, and
+    `marker`, `start_seconds`, `fail`, `fail_again`.
 
     `marker`: a file; `die_at` and `long_step` only count while it does not exist, and the first life makes it.
     """
@@ -140,6 +141,7 @@ def main() -> int:
     parser.add_argument("--marker", default="")
     parser.add_argument("--start-seconds", type=float, default=0.0)
     parser.add_argument("--fail", default="", help="print this sentence and end as a worker that cannot serve")
+    parser.add_argument("--fail-again", default="", help="like --fail, from the second life on (with --marker)")
     parser.add_argument("config")
     arguments = parser.parse_args()
     time.sleep(arguments.start_seconds)
@@ -149,6 +151,9 @@ def main() -> int:
     given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     if arguments.marker:
+        if Path(arguments.marker).exists() and arguments.fail_again:
+            print(arguments.fail_again, file=sys.stderr)
+            return 3
         if Path(arguments.marker).exists():
             given = {name: value for name, value in given.items() if name not in ("die_at", "long_step")}
         Path(arguments.marker).touch()

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 import resource
 import socket
 import time
@@ -225,3 +226,28 @@ async def test_log_lines_are_json_with_the_request_id(fake_server):
     assert mine[0]["route"] == "/v1/models"
     assert mine[0]["status"] == 200
     assert {"event", "level", "logger", "timestamp", "seconds"} <= set(mine[0])
+
+
+async def test_traces_reach_a_collector(fake_server):
+    received = []
+
+    async def collect(reader, writer):
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(re.search(rb"(?i)content-length: (\d+)", head).group(1))
+        received.append((head.split(b" ")[1], await reader.readexactly(length)))
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    collector = await asyncio.start_server(collect, "127.0.0.1", 0)
+    port = collector.sockets[0].getsockname()[1]
+    server = fake_server({}, otlp_endpoint=f"http://127.0.0.1:{port}")
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    async with client(server, headers={"traceparent": f"00-{trace}-b7ad6b7169203331-01"}) as http:
+        await ask(http, prompt="x", max_tokens=3)
+    server.terminate()
+    await until(lambda: server.process.poll() is not None)
+    collector.close()
+    assert received[0][0] == b"/v1/traces"
+    assert bytes.fromhex(trace) in received[0][1]
+    assert b"prefill" in received[0][1]
