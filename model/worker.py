@@ -46,60 +46,71 @@ def build(config: EngineConfig, context_limit: int = 0) -> tuple[Engine, Ready]:
     """
     started = time.monotonic()
     opened = checkpoint.open_checkpoint(config.model, config.context)
-    backend = select.choose(config.device, config.dtype, config.kernels, config.threads, spec=opened.spec)
-    loaded = checkpoint.load(opened, backend=backend)
-    decoder, spec = loaded.decoder, loaded.spec
+    spec = opened.spec
     if config.context > spec.context:
         raise ValueError(
             f"the context of {config.context} tokens is beyond the {spec.context} this model was trained for: "
             "leave --context out, and stream longer texts with a retention policy"
         )
-    context = config.context or spec.context
-    size = config.block_size
-    num_blocks = config.num_blocks or fit_blocks(backend, decoder, size, config.cache_bytes)
-    layer_windows = tuple(layer.attention.window or 0 for layer in spec.layers)
-    counters = Counters()
-    residence = Residence(BlockPool(num_blocks), size, layer_windows, counters, config.prefix_cache)
-    scheduler = Scheduler(residence, counters, config.token_budget, config.max_sequences)
-    rows = config.token_budget + config.max_sequences
-    sampler = Sampler(spec.vocabulary, config.threads)
-    runner = Runner(decoder, backend, sampler, num_blocks, size, rows, config.max_sequences)
+    backend = select.choose(config.device, config.dtype, config.kernels, config.threads, spec=spec)
+    loaded = checkpoint.load(opened, backend=backend)
+    num_blocks = config.num_blocks or fit_blocks(backend, loaded.decoder, config.block_size, config.cache_bytes)
     limits = Limits(
         vocabulary=spec.vocabulary,
-        context=max(context, context_limit),
+        context=max(config.context or spec.context, context_limit),
         num_blocks=num_blocks,
-        block_size=size,
+        block_size=config.block_size,
         max_waiting=config.max_waiting,
         max_waiting_tokens=config.max_waiting_tokens,
         max_stream_tokens=config.max_stream_tokens,
         policies=policies.policies(spec),
         refusals=policies.policy_refusals(spec),
     )
+    layer_windows = tuple(layer.attention.window or 0 for layer in spec.layers)
+    counters = Counters()
+    residence = Residence(BlockPool(num_blocks), config.block_size, layer_windows, counters, config.prefix_cache)
+    scheduler = Scheduler(residence, counters, config.token_budget, config.max_sequences)
+    sampler = Sampler(spec.vocabulary, config.threads)
+    most_tokens, most_rows = config.token_budget + config.max_sequences, config.max_sequences
+    runner = Runner(loaded.decoder, backend, sampler, num_blocks, config.block_size, most_tokens, most_rows)
     engine = Engine(runner, residence, scheduler, counters, limits, loaded.eos_token_ids, config.fault_token)
-    ready = Ready(
+    return engine, describe(config, loaded, limits, layer_windows, backend.name, runner.store.num_bytes, started)
+
+
+def describe(
+    config: EngineConfig,
+    loaded: checkpoint.Loaded,
+    limits: Limits,
+    layer_windows: tuple[int, ...],
+    kernels: str,
+    cache_bytes: int,
+    started: float,
+) -> Ready:
+    """What the door needs to know of this worker."""
+    context = config.context or loaded.spec.context
+    return Ready(
         version=VERSION,
         pid=os.getpid(),
         model=config.name,
-        family=spec.family,
+        family=loaded.spec.family,
         context=context,
-        vocabulary=spec.vocabulary,
-        num_blocks=num_blocks,
-        block_size=size,
+        vocabulary=limits.vocabulary,
+        num_blocks=limits.num_blocks,
+        block_size=limits.block_size,
         max_sequences=config.max_sequences,
         token_budget=config.token_budget,
         dtype=config.dtype,
         device=config.device,
-        kernels=backend.name,
+        kernels=kernels,
         policies=limits.policies,
         policy_refusals=limits.refusals,
-        min_window=size,
+        min_window=limits.block_size,
         max_window=context,
-        weight_bytes=decoder.num_bytes,
-        cache_bytes=runner.store.num_bytes,
+        weight_bytes=loaded.decoder.num_bytes,
+        cache_bytes=cache_bytes,
         load_seconds=time.monotonic() - started,
         layer_windows=layer_windows,
     )
-    return engine, ready
 
 
 class Heart:

@@ -3,6 +3,7 @@
 Knows plans and tensors; changes no sequence. Sizes the cache.
 """
 
+import logging
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -15,7 +16,10 @@ from model.engine.batch import BatchBuilder
 from model.engine.plan import Plan, PlanRow
 from model.engine.sampler import Sampled, Sampler, SampleRow
 from model.engine.sequence import Sequence
+from model.engine.stats import available_bytes
 from model.protocol import TokenLogprob
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -31,8 +35,15 @@ class RowResult:
 
 
 def fit_blocks(backend: Backend, decoder: Decoder, block_size: int, cache_bytes: int) -> int:
-    """How many blocks fit into `cache_bytes`. Raises ValueError when not even a few do."""
+    """How many blocks fit into `cache_bytes`, at most four fifths of the memory the machine has free.
+
+    Raises ValueError when not even a few do.
+    """
     one = backend.new_kv_store(decoder.spec, 1, block_size).num_bytes
+    room = int(0.8 * available_bytes())
+    if room and cache_bytes > room:
+        _log.warning("the cache shrinks from %d to %d bytes, since no more memory is free", cache_bytes, room)
+        cache_bytes = room
     count = cache_bytes // one
     if count < 4:
         raise ValueError(f"a cache of {cache_bytes} bytes holds {count} blocks of {one} bytes: give it more")

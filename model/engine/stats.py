@@ -11,6 +11,7 @@ from model.protocol import Stats
 
 _PAGE = resource.getpagesize()
 _STATM = Path("/proc/self/statm")
+_MEMINFO = Path("/proc/meminfo")
 _RESIDENT_EVERY = 64  # steps between two looks at the process's memory
 
 
@@ -77,4 +78,13 @@ def resident_bytes() -> int:
     try:
         return int(_STATM.read_text().split()[1]) * _PAGE
     except OSError:
+        return 0
+
+
+def available_bytes() -> int:
+    """Memory the machine can still give without swapping; 0 where the system does not tell."""
+    try:
+        words = next(line for line in _MEMINFO.read_text().splitlines() if line.startswith("MemAvailable:")).split()
+        return int(words[1]) * 1024
+    except (OSError, StopIteration):
         return 0
