@@ -261,6 +261,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--calibrate", type=float, default=30.0, help="seconds of closed loop before")
     parser.add_argument("--clients", type=int, default=48, help="clients of the closed loop")
     parser.add_argument("--max-waiting", type=int, default=64, help="the service's queue")
+    parser.add_argument(
+        "--cache-bytes", default="128MiB", help="the KV cache: one that is full early shows what else grows"
+    )
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(given)
 
@@ -270,6 +273,7 @@ def main(given: Sequence[str] | None = None) -> int:
     asked = arguments(given)
     command = [sys.executable, "-m", "app", "serve", "--model", asked.model, "--port", str(asked.port)]
     command += ["--served-name", "soak", "--max-waiting", str(asked.max_waiting), "--log-level", "warning"]
+    command += ["--cache-bytes", asked.cache_bytes]
     with server(command, asked.port) as process:
         return int(not asyncio.run(run(asked, process)))
 
