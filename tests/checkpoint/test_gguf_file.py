@@ -165,12 +165,12 @@ def entry(name, shape, kind=0, start=0):
 def test_absurd_files_are_one_sentence_and_cost_nothing(tmp_path, content, words):
     path = tmp_path / "absurd.gguf"
     path.write_bytes(content)
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(CheckpointError) as caught:
         read_gguf_file(path)
     assert words in one_sentence(caught.value)
     assert str(path) in str(caught.value)
-    assert time.perf_counter() - started < 1.0
+    assert time.process_time() - started < 1.0
 
 
 def test_a_file_that_is_not_there_and_a_folder(tmp_path):
@@ -191,6 +191,6 @@ def test_a_vocabulary_of_fifty_thousand_is_read_fast(tmp_path):
 
 
 def _seconds(call):
-    started = time.perf_counter()
+    started = time.process_time()
     call()
-    return time.perf_counter() - started
+    return time.process_time() - started
