@@ -275,7 +275,8 @@ class Stream:
         elif isinstance(event, Failed):
             raise Broken(event.message)
         elif isinstance(event, Rejected):
-            raise Broken(f"the stream could not be taken up again: {event.message}", "resume_refused", 503)
+            again = "the stream could not be taken up again: " if event.attempt > 1 else ""
+            raise Broken(again + event.message, event.reason, _REJECTION_STATUS.get(event.reason, 503))
 
     def _row(self, row: Row) -> None:
         self.prompt_logprobs.extend(row.prompt_logprobs)
