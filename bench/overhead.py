@@ -20,8 +20,8 @@ from pathlib import Path
 import psutil
 import uvloop
 
+from app import catalog, settings
 from app import main as front
-from app import settings
 from app.generation import Generation, Timings, Usage
 from app.metrics import Metrics
 from app.process import launch_all
@@ -132,7 +132,7 @@ async def compare(
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.overhead", description=(__doc__ or "").split("\n\n")[1])
-    parser.add_argument("model", help="a .gguf file or a model folder")
+    parser.add_argument("model", nargs="?", default=settings.DEFAULT_MODEL, help="what serve takes as --model")
     parser.add_argument("--port", type=int, default=8760, help="the first of two ports")
     parser.add_argument("--pairs", type=int, default=10, help="paired runs")
     parser.add_argument("--clients", type=int, default=32, help="concurrency")
@@ -147,6 +147,7 @@ def main(given: Sequence[str] | None = None) -> int:
     asked = arguments(given)
     if asked.bare:
         return serve_bare({"model": asked.model, "port": asked.port})
+    asked.model = str(catalog.resolve(asked.model, settings.default_cache()).path)
     common = [sys.executable, "-m"]
     serve = [*common, "app", "serve", "--model", asked.model, "--port", str(asked.port), "--served-name", asked.model]
     bare = [*common, "bench.overhead", asked.model, "--bare", "--port", str(asked.port + 1)]

@@ -1,4 +1,4 @@
-"""A long run above capacity: `python -m bench.soak MODEL`, 20 minutes at 1.5 times what the service can do.
+"""A long run above capacity: `python -m bench.soak`, 20 minutes at 1.5 times what the service can do.
 
 Starts a server, measures its capacity in a closed loop, then sends requests at random times at 1.5 times that rate:
 streamed and whole, one choice and several, endless ones, clients that leave. Watches the memory of both processes, and
@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import aiohttp
 import psutil
 
+from app.settings import DEFAULT_MODEL
 from bench.overhead import server
 
 KINDS = ("stream", "whole", "choices", "stopped", "endless", "leaves")
@@ -254,7 +255,7 @@ def report(
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.soak", description=(__doc__ or "").split("\n\n")[1])
-    parser.add_argument("model", help="what serve takes as --model")
+    parser.add_argument("model", nargs="?", default=DEFAULT_MODEL, help="what serve takes as --model")
     parser.add_argument("--port", type=int, default=8770)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--factor", type=float, default=1.5, help="load as a multiple of capacity")
