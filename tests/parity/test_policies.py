@@ -13,7 +13,7 @@ from tests.parity import tiny
 from tests.parity.paged import Paged, Stream
 
 SINKS, WINDOW = 4, 14
-TABLES = {"gpt2", "opt", "opt-350m", "opt-plain-norms", "xglm"}  # positions are added to the embedding
+TABLES = {"gpt2", "gpt2-unscaled", "opt", "opt-350m", "opt-plain-norms", "xglm"}  # positions are added to the embedding
 # The reference makes its ALiBi penalties from a padding mask, so it takes no mask of ours there.
 PENALISED = {"falcon-rw", "mpt", "mpt-scaled", "bloom"}
 SLIDING = [name for name in tiny.ROWS if name not in TABLES]

@@ -71,6 +71,7 @@ LONGROPE = {"short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.2], "long_factor": [1.0,
 
 ROWS: dict[str, Row] = {
     "gpt2": Row("GPT2Config", SMALL_GPT | {"n_inner": 77, "scale_attn_by_inverse_layer_idx": True}),
+    "gpt2-unscaled": Row("GPT2Config", SMALL_GPT | {"scale_attn_weights": False, "tie_word_embeddings": False}),
     "opt": Row("OPTConfig", OPT | {"num_attention_heads": 5}),
     "opt-350m": Row("OPTConfig", OPT | {"do_layer_norm_before": False, "word_embed_proj_dim": 22}),
     "opt-plain-norms": Row("OPTConfig", OPT | {"enable_bias": False, "layer_norm_elementwise_affine": False}),
@@ -101,6 +102,12 @@ ROWS: dict[str, Row] = {
         "LlamaConfig", GROUPED | {"max_position_embeddings": 40} | _rope("dynamic", factor=4.0), only_longest=True
     ),
     "smollm3": Row("SmolLM3Config", GROUPED | _rope("default") | {"no_rope_layer_interval": 2}),
+    "smollm3-sliding": Row(
+        "SmolLM3Config",
+        GROUPED
+        | _rope("default")
+        | {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 9, "attention_bias": True},
+    ),
     "mistral": Row("MistralConfig", GROUPED | {"sliding_window": 11}),
     "qwen2": Row("Qwen2Config", GROUPED | {"use_sliding_window": True, "sliding_window": 11, "max_window_layers": 1}),
     "qwen2-yarn": Row(
@@ -137,6 +144,12 @@ ROWS: dict[str, Row] = {
         FALCON
         | {"new_decoder_architecture": True, "hidden_size": 48, "num_attention_heads": 6, "num_kv_heads": 2},
     ),
+    "falcon-11b": Row(
+        "FalconConfig",
+        FALCON
+        | {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 1, "bias": True}
+        | {"hidden_size": 48, "num_attention_heads": 6, "num_kv_heads": 2, "tie_word_embeddings": False},
+    ),
     "falcon-rw": Row(
         "FalconConfig",
         FALCON
@@ -162,6 +175,17 @@ ROWS: dict[str, Row] = {
         | {"original_max_position_embeddings": 40}
         | _rope("longrope", **LONGROPE),
         only_longest=True,
+    ),
+    "phi4-mini": Row(
+        "Phi3Config",
+        USUAL
+        | {"num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 72, "tie_word_embeddings": True}
+        | {"original_max_position_embeddings": 80, "partial_rotary_factor": 0.5}
+        | _rope("longrope", short_factor=[1.0, 1.3, 2.0], long_factor=[1.0, 3.0, 8.0]),
+    ),
+    "exaone4-global": Row(
+        "Exaone4Config",
+        GROUPED | {"hidden_size": 72, "sliding_window": None, "layer_types": ["full_attention"] * 3},
     ),
     "exaone4": Row("Exaone4Config", GROUPED | {"hidden_size": 72, "sliding_window": 9, "sliding_window_pattern": 3}),
 }  # fmt: skip
