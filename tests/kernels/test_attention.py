@@ -78,10 +78,10 @@ def results(backend, probe, steps, spoil=True):
 @pytest.mark.parametrize("rule", list(RULES))
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (4, 4, 8), (5, 1, 20), (30, 1, 16)])
 def test_rules_shapes_and_ragged_rows(exact, reference, rule, heads, kv_heads, head_dim):
-    lengths, news = (700, 34, 2, 290, 16), (40, 33, 1, 1, 3)
+    lengths, news = (540, 34, 2, 290, 16), (20, 33, 1, 1, 3)
     torch.manual_seed(1)
     table = torch.randn(sum(lengths), (heads + 2 * kv_heads) * head_dim)
-    for policy in ({}, {"sinks": 4, "window": 150}, {"sinks": 20, "window": 64}):
+    for policy in ({}, {"sinks": 20, "window": 150}):
         got = results(
             exact, attention(exact, heads, kv_heads, head_dim, rule, table), ragged(lengths, news, 16, **policy)
         )

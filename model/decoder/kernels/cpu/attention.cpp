@@ -71,7 +71,7 @@ struct Work {
     const Attention& attention;
     const Unit& unit;
     View view;
-    KeyTile tile;   // converted keys and values
+    KeyTile tile;
     float* scores;  // [rows][32]
 };
 
@@ -82,29 +82,25 @@ const uint8_t* block_of(const Work& work, int64_t key) {
     return work.cache.layer + b.tables[s * b.table_stride + entry] * work.cache.block_bytes;
 }
 
-// Keys [begin, end) of one tile that starts at `base`, converted; the tile's other values are made zero.
-void fetch_tile(Work& work, int64_t base, Range keys) {
-    const int64_t hd = work.attention.padded(), bs = work.cache.block_size;
-    for (int64_t chunk = 0; chunk < kTile / 8; ++chunk) {
+// Where keys [begin, end) of the tile that starts at `base` lie; what is outside stays unread.
+void find_tile(Work& work, int64_t base, Range keys, bool convert) {
+    const int64_t hd = work.attention.padded(), bs = work.cache.block_size, element = work.cache.half ? 2 : 4;
+    const int64_t from = (keys.begin - base) / 8, to = (keys.end - base + 7) / 8;
+    work.tile.half = work.cache.half != 0;
+    for (int64_t chunk = from; chunk < to; ++chunk) {
         const int64_t first = base + chunk * 8;
-        const int64_t from = std::max(keys.begin, first) - first, to = std::min(keys.end, first + 8) - first;
-        if (from >= to) {
-            clear_chunk(work.tile, hd, chunk);
-            continue;
-        }
-        const int64_t element = work.cache.half ? 2 : 4;
         const uint8_t* head = block_of(work, first) + work.unit.kv_head * 2 * bs * hd * element;
-        const uint8_t* k = head + (first % bs) * hd * element;
-        const uint8_t* v = head + bs * hd * element + (first % bs) * hd * element;
-        convert_chunk(work.tile, hd, chunk, k, v, work.cache.half != 0, from, to);
+        work.tile.k[chunk] = head + first % bs * hd * element;
+        work.tile.v[chunk] = head + bs * hd * element + first % bs * hd * element;
     }
+    if (convert && work.tile.half) convert_tile(work.tile, hd, from, to);
 }
 
 // One tile into the running softmax of all rows. `ranges` are the keys each token sees.
 void add_tile(Work& work, Rows& rows, int64_t base, Range all, const Range* ranges, const float* from_position) {
     const Attention& a = work.attention;
     const Range keys{std::max(all.begin, base), std::min(all.end, base + kTile)};
-    fetch_tile(work, base, keys);
+    find_tile(work, base, keys, rows.count > kFewRows);
     multiply_keys(work.tile, a.padded(), rows.q, rows.count, (keys.begin - base) / 8, (keys.end - base + 7) / 8, work.scores);
     float factors[kMaxRows];
     const int64_t head0 = work.unit.kv_head * rows.group;
@@ -237,7 +233,7 @@ void attend_unit(const Batch& batch, const Cache& cache, const Attention& attent
                  const Unit& unit, const float* q, int64_t q_stride, float* out, int64_t out_stride, float* partials,
                  float* scratch) {
     const int64_t hd = attention.padded(), count = unit.count * group_heads(attention);
-    KeyTile tile{carve(scratch, kTile * hd), carve(scratch, kTile * hd)};
+    const KeyTile tile{{}, {}, false, carve(scratch, 2 * kTile * hd)};
     Work work{batch, cache, attention, unit, view_of(batch, attention, unit.sequence), tile, carve(scratch, count * kTile)};
     float* queries = carve(scratch, count * hd);
     Rows rows = carve_rows(attention, unit, queries, scratch), apart = carve_rows(attention, unit, queries, scratch);

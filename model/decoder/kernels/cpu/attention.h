@@ -12,9 +12,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "attention_tile.h"
+
 namespace es {
 
-constexpr int kTile = 32;
 constexpr int kSplit = 256;
 
 // One step's ragged batch; the fields of DecoderInput.

@@ -9,18 +9,23 @@
 namespace es {
 namespace {
 
-template <int R, int C>
-void key_block(const float* k, int64_t head_dim, const float* q, float* scores) {
+template <bool half>
+inline __m256 eight(const uint8_t* from, int64_t i) {  // elements i .. i+7
+    if constexpr (half) return half8(reinterpret_cast<const uint16_t*>(from) + i);
+    return _mm256_loadu_ps(reinterpret_cast<const float*>(from) + i);
+}
+
+template <bool half, int R, int C>
+void key_block(const uint8_t* const* k, int64_t head_dim, const float* q, float* scores) {
     __m256 sum[R][C];
     ES_UNROLL
     for (int r = 0; r < R; ++r) {
         ES_UNROLL
         for (int c = 0; c < C; ++c) sum[r][c] = _mm256_setzero_ps();
     }
+    const uint8_t *first = k[0], *second = k[C - 1];
     for (int64_t d = 0; d < head_dim; ++d) {
-        __m256 keys[C];
-        ES_UNROLL
-        for (int c = 0; c < C; ++c) keys[c] = _mm256_loadu_ps(k + (c * head_dim + d) * 8);
+        const __m256 keys[2] = {eight<half>(first, d * 8), eight<half>(second, d * 8)};
         ES_UNROLL
         for (int r = 0; r < R; ++r) {
             const __m256 x = _mm256_broadcast_ss(q + r * head_dim + d);
@@ -35,36 +40,38 @@ void key_block(const float* k, int64_t head_dim, const float* q, float* scores) 
     }
 }
 
-template <int C>
-void key_columns(const float* k, int64_t head_dim, const float* q, int64_t rows, float* scores) {
+template <bool half, int C>
+void key_columns(const uint8_t* const* k, int64_t head_dim, const float* q, int64_t rows, float* scores) {
     int64_t r = 0;
-    for (; r + 6 <= rows; r += 6) key_block<6, C>(k, head_dim, q + r * head_dim, scores + r * kTile);
+    for (; r + 6 <= rows; r += 6) key_block<half, 6, C>(k, head_dim, q + r * head_dim, scores + r * kTile);
     q += r * head_dim;
     scores += r * kTile;
     switch (rows - r) {
-        case 5: return key_block<5, C>(k, head_dim, q, scores);
-        case 4: return key_block<4, C>(k, head_dim, q, scores);
-        case 3: return key_block<3, C>(k, head_dim, q, scores);
-        case 2: return key_block<2, C>(k, head_dim, q, scores);
-        case 1: return key_block<1, C>(k, head_dim, q, scores);
+        case 5: return key_block<half, 5, C>(k, head_dim, q, scores);
+        case 4: return key_block<half, 4, C>(k, head_dim, q, scores);
+        case 3: return key_block<half, 3, C>(k, head_dim, q, scores);
+        case 2: return key_block<half, 2, C>(k, head_dim, q, scores);
+        case 1: return key_block<half, 1, C>(k, head_dim, q, scores);
         default: return;
     }
 }
 
-template <int R, int C>
-void value_block(const float* v, int64_t head_dim, const float* weights, const float* factors, int64_t from, int64_t to,
-                 float* mixed) {
+// Columns d .. d+8C-1 of R rows.
+template <bool half, int R, int C>
+void value_block(const KeyTile& tile, int64_t head_dim, int64_t d, const float* weights, const float* factors, int64_t from,
+                 int64_t to, float* mixed) {
     __m256 sum[R][C];
     ES_UNROLL
     for (int r = 0; r < R; ++r) {
         const __m256 by = _mm256_set1_ps(factors[r]);
         ES_UNROLL
-        for (int c = 0; c < C; ++c) sum[r][c] = _mm256_mul_ps(_mm256_loadu_ps(mixed + r * head_dim + c * 8), by);
+        for (int c = 0; c < C; ++c) sum[r][c] = _mm256_mul_ps(_mm256_loadu_ps(mixed + r * head_dim + d + c * 8), by);
     }
     for (int64_t j = from; j < to; ++j) {
+        const uint8_t* v = tile.v[j / 8];
         __m256 value[C];
         ES_UNROLL
-        for (int c = 0; c < C; ++c) value[c] = _mm256_loadu_ps(v + j * head_dim + c * 8);
+        for (int c = 0; c < C; ++c) value[c] = eight<half>(v, j % 8 * head_dim + d + c * 8);
         ES_UNROLL
         for (int r = 0; r < R; ++r) {
             const __m256 p = _mm256_broadcast_ss(weights + r * kTile + j);
@@ -75,16 +82,38 @@ void value_block(const float* v, int64_t head_dim, const float* weights, const f
     ES_UNROLL
     for (int r = 0; r < R; ++r) {
         ES_UNROLL
-        for (int c = 0; c < C; ++c) _mm256_storeu_ps(mixed + r * head_dim + c * 8, sum[r][c]);
+        for (int c = 0; c < C; ++c) _mm256_storeu_ps(mixed + r * head_dim + d + c * 8, sum[r][c]);
     }
 }
 
-template <int R>
-void value_rows(const float* v, int64_t head_dim, const float* weights, const float* factors, int64_t from, int64_t to,
+template <bool half, int R>
+void value_rows(const KeyTile& tile, int64_t head_dim, const float* weights, const float* factors, int64_t from, int64_t to,
                 float* mixed) {
     int64_t d = 0;
-    for (; d + 16 <= head_dim; d += 16) value_block<R, 2>(v + d, head_dim, weights, factors, from, to, mixed + d);
-    for (; d < head_dim; d += 8) value_block<R, 1>(v + d, head_dim, weights, factors, from, to, mixed + d);
+    for (; d + 16 <= head_dim; d += 16) value_block<half, R, 2>(tile, head_dim, d, weights, factors, from, to, mixed);
+    for (; d < head_dim; d += 8) value_block<half, R, 1>(tile, head_dim, d, weights, factors, from, to, mixed);
+}
+
+template <bool half>
+void all_values(const KeyTile& tile, int64_t head_dim, const float* weights, const float* factors, int64_t rows, int64_t from,
+                int64_t to, float* mixed) {
+    int64_t r = 0;
+    for (; r + 6 <= rows; r += 6) {
+        value_rows<half, 6>(tile, head_dim, weights + r * kTile, factors + r, from, to, mixed + r * head_dim);
+    }
+    for (; r + 3 <= rows; r += 3) {
+        value_rows<half, 3>(tile, head_dim, weights + r * kTile, factors + r, from, to, mixed + r * head_dim);
+    }
+    for (; r < rows; ++r) {
+        value_rows<half, 1>(tile, head_dim, weights + r * kTile, factors + r, from, to, mixed + r * head_dim);
+    }
+}
+
+template <bool half>
+void all_keys(const KeyTile& tile, int64_t head_dim, const float* q, int64_t rows, int64_t from, int64_t to, float* scores) {
+    int64_t chunk = from;
+    for (; chunk + 2 <= to; chunk += 2) key_columns<half, 2>(tile.k + chunk, head_dim, q, rows, scores + chunk * 8);
+    if (chunk < to) key_columns<half, 1>(tile.k + chunk, head_dim, q, rows, scores + chunk * 8);
 }
 
 inline __m256i lanes_within(int first, int lo, int hi) {  // keys first .. first+7 that lie in [lo, hi)
@@ -94,34 +123,22 @@ inline __m256i lanes_within(int first, int lo, int hi) {  // keys first .. first
 
 }  // namespace
 
-void clear_chunk(KeyTile& tile, int64_t head_dim, int64_t chunk) {
-    std::fill_n(tile.k + chunk * 8 * head_dim, 8 * head_dim, 0.0f);
-    std::fill_n(tile.v + chunk * 8 * head_dim, 8 * head_dim, 0.0f);
-}
-
-void convert_chunk(KeyTile& tile, int64_t head_dim, int64_t chunk, const uint8_t* k, const uint8_t* v, bool half,
-                   int64_t from, int64_t to) {
-    float* keys = tile.k + chunk * 8 * head_dim;
-    float* values = tile.v + chunk * 8 * head_dim;
-    const int64_t all = 8 * head_dim;
-    if (half) {
-        const auto* k16 = reinterpret_cast<const uint16_t*>(k);
-        const auto* v16 = reinterpret_cast<const uint16_t*>(v);
-        for (int64_t i = 0; i < all; i += 8) _mm256_storeu_ps(keys + i, half8(k16 + i));
-        for (int64_t i = from * head_dim; i < to * head_dim; i += 8) _mm256_storeu_ps(values + i, half8(v16 + i));
-    } else {
-        std::memcpy(keys, k, static_cast<size_t>(all) * 4);
-        std::memcpy(values + from * head_dim, v + from * head_dim * 4, static_cast<size_t>((to - from) * head_dim) * 4);
+void convert_tile(KeyTile& tile, int64_t head_dim, int64_t from, int64_t to) {
+    const int64_t size = 8 * head_dim;
+    for (int64_t chunk = from; chunk < to; ++chunk) {
+        float* keys = tile.floats + chunk * size;
+        float* values = tile.floats + (kTile / 8 + chunk) * size;
+        for (int64_t i = 0; i < size; i += 8) _mm256_storeu_ps(keys + i, eight<true>(tile.k[chunk], i));
+        for (int64_t i = 0; i < size; i += 8) _mm256_storeu_ps(values + i, eight<true>(tile.v[chunk], i));
+        tile.k[chunk] = reinterpret_cast<const uint8_t*>(keys);
+        tile.v[chunk] = reinterpret_cast<const uint8_t*>(values);
     }
-    std::fill_n(values, from * head_dim, 0.0f);
-    std::fill_n(values + to * head_dim, (8 - to) * head_dim, 0.0f);
+    tile.half = false;
 }
 
 void multiply_keys(const KeyTile& tile, int64_t head_dim, const float* q, int64_t rows, int64_t from, int64_t to,
                    float* scores) {
-    int64_t chunk = from;
-    for (; chunk + 2 <= to; chunk += 2) key_columns<2>(tile.k + chunk * 8 * head_dim, head_dim, q, rows, scores + chunk * 8);
-    if (chunk < to) key_columns<1>(tile.k + chunk * 8 * head_dim, head_dim, q, rows, scores + chunk * 8);
+    (tile.half ? all_keys<true> : all_keys<false>)(tile, head_dim, q, rows, from, to, scores);
 }
 
 float softmax_row(const ScoreRule& rule, int lo, int hi, float* p, float& top, float& sum) {
@@ -160,14 +177,7 @@ float softmax_row(const ScoreRule& rule, int lo, int hi, float* p, float& top, f
 
 void add_values(const KeyTile& tile, int64_t head_dim, const float* weights, const float* factors, int64_t rows,
                 int64_t from, int64_t to, float* mixed) {
-    int64_t r = 0;
-    for (; r + 6 <= rows; r += 6) {
-        value_rows<6>(tile.v, head_dim, weights + r * kTile, factors + r, from, to, mixed + r * head_dim);
-    }
-    for (; r + 3 <= rows; r += 3) {
-        value_rows<3>(tile.v, head_dim, weights + r * kTile, factors + r, from, to, mixed + r * head_dim);
-    }
-    for (; r < rows; ++r) value_rows<1>(tile.v, head_dim, weights + r * kTile, factors + r, from, to, mixed + r * head_dim);
+    (tile.half ? all_values<true> : all_values<false>)(tile, head_dim, weights, factors, rows, from, to, mixed);
 }
 
 }  // namespace es

@@ -126,6 +126,8 @@ class Step(Structure):
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     """Give the library's functions their types."""
     library.es_pool_start.argtypes = [c_int32]
+    library.es_read_memory.argtypes = [c_void_p, c_int64]
+    library.es_read_memory.restype = c_int64
     library.es_packed_bytes.argtypes = [c_int32, c_int64, c_int64]
     library.es_packed_bytes.restype = c_int64
     library.es_pack.argtypes = [c_int32, c_int32, c_void_p, c_void_p, c_int64, c_int64]
