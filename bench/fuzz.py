@@ -259,7 +259,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--bodies", type=int, default=5000, help="how many requests")
     parser.add_argument("--clients", type=int, default=16, help="how many at once")
     parser.add_argument("--seed", type=int, default=0, help="the same seed sends the same bodies")
-    parser.add_argument("--limit", type=float, default=30.0, help="seconds an answer may take")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds an answer may take")
     return parser.parse_args(given)
 
 
