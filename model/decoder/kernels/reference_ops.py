@@ -61,7 +61,7 @@ class Step:
         return x + table.index_select(0, self._positions + offset)
 
     def norm(self, x: Tensor, spec: NormSpec, weight: Tensor | None, bias: Tensor | None, groups: int = 1) -> Tensor:
-        parts = x.reshape(x.shape[0], groups, -1)  # [rows, groups, size]
+        parts = x.reshape(x.shape[0], groups, x.shape[1] // groups)  # [rows, groups, size]; rows may be none
         if spec.kind == "layer":
             parts = parts - parts.mean(dim=-1, keepdim=True)
         parts = parts * torch.rsqrt(parts.square().mean(dim=-1, keepdim=True) + spec.eps)
