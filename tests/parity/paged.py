@@ -38,10 +38,13 @@ class Paged:
         order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
         self.free: list[int] = order
 
-    def step(self, parts: Ids[tuple[Stream, Ids[int]]], all_rows: bool = True) -> list[Tensor]:
-        """Run one batch: for each part its logits, [new tokens, vocabulary] or with all_rows off [1, vocabulary]."""
+    def step(self, parts: Ids[tuple[Stream, Ids[int]]], all_rows: bool = True, last: int | None = None) -> list[Tensor]:
+        """Run one batch: for each part its logits, [new tokens, vocabulary]; all_rows off: of its last token alone.
+
+        `last` asks for the logits of that many last tokens instead.
+        """
         size = self.block_size
-        ids, positions, slots, starts, rows = [], [], [], [0], []
+        ids, positions, slots, starts, rows, wanted = [], [], [], [0], [], []
         for stream, new in parts:
             for token in new:
                 block = stream.blocks.get(stream.length // size)
@@ -51,7 +54,9 @@ class Paged:
                 positions.append(stream.length)
                 slots.append(block * size + stream.length % size)
                 stream.length += 1
-            rows.extend(range(starts[-1], len(ids)) if all_rows else [len(ids) - 1])
+            count = (len(new) if all_rows else 1) if last is None else last
+            wanted.append(count)
+            rows.extend(range(len(ids) - count, len(ids)))
             starts.append(len(ids))
         tables, sink_blocks, bases = zip(*(self._table(stream, len(new)) for stream, new in parts), strict=True)
         width = max(map(len, tables))
@@ -65,10 +70,10 @@ class Paged:
             recent_base=torch.tensor(bases),
             sinks=torch.tensor([stream.sinks for stream, _ in parts], dtype=torch.int32),
             windows=torch.tensor([stream.window for stream, _ in parts]),
-            logit_rows=torch.tensor(rows),
+            logit_rows=torch.tensor(rows, dtype=torch.int64),
         )
         logits = self.decoder.run(inputs, self.store)
-        return list(logits.split([len(new) if all_rows else 1 for _, new in parts]))
+        return list(logits.split(wanted))
 
     def _table(self, stream: Stream, new: int) -> tuple[list[int], int, int]:
         """The compact block table, after giving back what no query of this step can see any more."""

@@ -8,6 +8,7 @@ from model.decoder.decoder import Decoder
 from model.decoder.kernels import select
 from model.decoder.kernels.cpu.backend import CpuBackend
 from model.decoder.kernels.reference import Int4Weight, ReferenceBackend
+from model.decoder.kernels.select import choose
 from model.decoder.parameters import ParameterError
 from model.decoder.rope import inverse_frequencies
 from model.decoder.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec, NormSpec, RopeSpec
@@ -87,6 +88,19 @@ def test_four_bit_weights_multiply_as_their_values_do(kind):
     expected = x.double() @ exact.double().T
     assert float((packed.product(x) - expected).abs().max()) < 1e-5 * float(expected.std())
     assert torch.equal(packed.product(x[3:4]), packed.product(x)[3:4])
+
+
+@pytest.mark.parametrize("kernels", ["reference", "cpu"])
+@pytest.mark.parametrize("name", ["qwen3", "opt-350m"])
+def test_a_step_may_want_no_logits(name, kernels):
+    """A chunk in the middle of a prompt: keys and values are kept, the head has nothing to do."""
+    model = tiny.build(name)
+    backend = choose("cpu", "float32", kernels, 1, model.spec)
+    whole = Paged(model.decoder(backend), backend, block_size=8)
+    expected = whole.step([(Stream(), [5, 6, 7, 8])])[0][-1:]
+    paged, stream = Paged(model.decoder(backend), backend, block_size=8), Stream()
+    assert paged.step([(stream, [5, 6, 7])], last=0)[0].shape == (0, model.spec.vocabulary)
+    assert torch.equal(paged.step([(stream, [8])])[0], expected)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
