@@ -12,7 +12,7 @@ from app.ledger import Ledger
 from app.text.detokenizer import Detokenizer
 from app.text.stops import StopScanner
 from app.text.tokenizer import Tokenizer
-from model.protocol import BlockView, Ready, Retention, Row, TokenLogprob
+from model.protocol import BlockView, Ready, Retention, Row, SamplingParams, TokenLogprob, history_length
 
 
 class Token(Struct, frozen=True):
@@ -58,6 +58,8 @@ class TextOptions(Protocol):
     def prompt_ids(self) -> tuple[int, ...]: ...
     @property
     def retention(self) -> Retention: ...
+    @property
+    def params(self) -> SamplingParams: ...
 
 
 class OutOfOrder(Exception):
@@ -72,7 +74,14 @@ class Choice:
         self.finish_reason: str | None = None
         self.evicted = 0
         self.last_token = 0.0
-        self.ledger = Ledger(number, len(options.prompt_ids), options.retention, ready.layer_windows, ready.block_size)
+        self.ledger = Ledger(
+            number,
+            len(options.prompt_ids),
+            options.retention,
+            ready.layer_windows,
+            ready.block_size,
+            history_length(options.params),
+        )
         self._token_bytes = tokenizer.token_bytes
         self._include_stop = options.include_stop
         self._detokenizer = Detokenizer(tokenizer, options.skip_special_tokens)

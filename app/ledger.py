@@ -3,7 +3,7 @@
 Knows output ids and counts only. Without retention every output id is kept; with it, the ids among the
 sinks and the last ids a replay needs: 1 + the sum over layers of (min(layer window, window) - 1), since
 each layer's kept keys depend on one window of the layer below. Both are kept one KV block longer, because
-a worker replays whole blocks.
+a worker replays whole blocks. Sampling controls may look further back than a replay: then so does the ledger.
 """
 
 from collections import Counter, deque
@@ -26,14 +26,21 @@ class Ledger:
     """The output of one choice so far: all of it, or under retention what a replay needs and the counts."""
 
     def __init__(
-        self, choice: int, prompt_length: int, retention: Retention, layer_windows: Sequence[int], block_size: int
+        self,
+        choice: int,
+        prompt_length: int,
+        retention: Retention,
+        layer_windows: Sequence[int],
+        block_size: int,
+        history: int = 0,
     ) -> None:
+        """`history`: how many last ids the sampling controls look at."""
         self.choice = choice
         self.num_output_tokens = 0
         self.finished = False
         self._prompt_length = prompt_length
         length = replay_length(retention, layer_windows)
-        self._keep = length + block_size if length else 0
+        self._keep = max(length, history) + block_size if length else 0
         self._head_length = max(0, retention.sink_tokens + block_size - prompt_length) if length else 0
         self._head: list[int] = []
         self._tail: deque[int] = deque(maxlen=self._keep or None)

@@ -40,3 +40,13 @@ def test_under_retention_memory_is_bounded_and_positions_are_true(prompt_length)
     assert resume.head == tuple(outputs[: max(0, 4 + 16 - prompt_length)])
     assert dict(resume.counts) == {token: outputs.count(token) for token in range(7)}
     assert resume.choice == 2
+
+
+def test_the_ledger_keeps_what_sampling_controls_look_at():
+    retention = Retention("window", window=8)
+    short, long = Ledger(0, 3, retention, (0,), 16), Ledger(0, 3, retention, (0,), 16, history=100)
+    for token in range(1000):
+        short.append(token)
+        long.append(token)
+    assert len(short.resume().tail) < 100
+    assert long.resume().tail[-100:] == tuple(range(900, 1000))
