@@ -25,7 +25,7 @@ NEEDED = frozenset({"avx2", "fma", "f16c"})
 # row count gives the same bits whatever the compiler unrolls.
 FLAGS = ("-O3", "-std=c++20", "-fPIC", "-pthread", "-mavx2", "-mfma", "-mf16c", "-mtune=znver3", "-ffp-contract=off")
 STRICT = ("-fno-math-errno", "-Wall", "-Wextra")
-SANITIZE = ("-fsanitize=address,undefined", "-fno-omit-frame-pointer", "-g")
+SANITIZE = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g")
 
 
 @dataclass(frozen=True)
