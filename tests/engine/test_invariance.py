@@ -1,7 +1,8 @@
 """In float32 the same request gives the same ids and bit-equal logits, whatever happens around it.
 
 On the default model with our kernels, and on a tiny one with torch's. Alone, among 31 others, in chunks of 7,
-preempted twice, on a prefix hit, and under retention past its first eviction. The counters say that each of these really happened.
+preempted twice, on a prefix hit, and under retention past its first eviction. The counters say that each of
+these really happened.
 """
 
 import random
