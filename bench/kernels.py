@@ -171,10 +171,11 @@ def products(backend: CpuBackend) -> None:
 
 
 def whole_decoder(
-    decoder: Decoder, backend: Backend, name: str, streams: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    decoder: Decoder, backend: CpuBackend, name: str, streams: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
 ) -> None:
     """A step at these numbers of streams, and prompts of 128 and 512 tokens."""
     driver = Driver(decoder, backend, 64 * 256)
+    decode(driver, 1, 16, 1)
     for count in streams:
         took = decode(driver, count, 128)
         figures = {"ms": took * 1e3, "tokens_per_second": count / took}
@@ -184,6 +185,23 @@ def whole_decoder(
     for tokens in (128, 512):
         took = prefill(driver, tokens)
         say(f"{name}: prompt of {tokens}", ms=took * 1e3, tokens_per_second=tokens / took)
+    where(decoder, backend, driver, name)
+
+
+def where(decoder: Decoder, backend: CpuBackend, driver: Driver, name: str) -> None:
+    """The share of each kind of op in steps of 1 and of 32 streams, and in a prompt of 512."""
+    for count in (1, 32):
+        courses = [Course() for _ in range(count)]
+        driver.run(driver.prepare([(course, ids(128)) for course in courses][:1]))
+        backend.shares(decoder)
+        for step in range(20):
+            driver.run(driver.prepare([(course, [step + 5]) for course in courses]))
+        say(f"{name}: where a step of {count} goes", **backend.shares(decoder))
+        for course in courses:
+            driver.give_back(course)
+    backend.shares(decoder)
+    prefill(driver, 512)
+    say(f"{name}: where a prompt of 512 goes", **backend.shares(decoder))
 
 
 def torch_bfloat16(path: Path) -> None:

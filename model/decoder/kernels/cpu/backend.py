@@ -113,6 +113,13 @@ class CpuBackend:
             row += rows
         return logits
 
+    def shares(self, decoder: Forward) -> dict[str, float]:
+        """Where the time went since the last call: each kind of op's share of the steps (barriers included)."""
+        ticks = (ctypes.c_int64 * len(structs.CODES))()
+        self._library.es_tape_ticks(self._tapes[decoder].handle, ticks)
+        total = sum(ticks) or 1
+        return {name: ticks[code] / total for name, code in structs.CODES.items() if ticks[code]}
+
     def _step(self, tape: _Tape, inputs: DecoderInput, store: CpuStore, logits: Tensor) -> None:
         tensors = {
             "ids": (inputs.ids, torch.int64),

@@ -139,5 +139,6 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     ]
     library.es_tape_new.restype = c_void_p
     library.es_tape_run.argtypes = [c_void_p, POINTER(Step)]
+    library.es_tape_ticks.argtypes = [c_void_p, POINTER(c_int64)]
     library.es_tape_free.argtypes = [c_void_p]
     return library

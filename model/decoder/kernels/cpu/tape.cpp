@@ -125,6 +125,13 @@ void es_struct_sizes(int64_t* sizes) {
     std::copy_n(all, 6, sizes);
 }
 
+// The ticks of each kind of op since the last call.
+void es_tape_ticks(void* handle, int64_t* ticks) {
+    auto& tape = *static_cast<es::Tape*>(handle);
+    std::copy_n(tape.ticks, es::kCodes, ticks);
+    std::fill_n(tape.ticks, es::kCodes, 0);
+}
+
 void es_tape_free(void* handle) { delete static_cast<es::Tape*>(handle); }
 
 }  // extern "C"

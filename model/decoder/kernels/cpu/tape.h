@@ -10,7 +10,7 @@ namespace es {
 
 enum Code : int32_t {
     kEmbed = 0, kAddPositions = 1, kNorm = 2, kLinear = 3, kActivate = 4, kAdd = 5, kScale = 6, kClip = 7,
-    kSoftcap = 8, kStore = 9, kAttend = 10, kSelect = 11, kRotations = 12
+    kSoftcap = 8, kStore = 9, kAttend = 10, kSelect = 11, kRotations = 12, kCodes = 13
 };
 enum Prologue : int32_t { kNone = 0, kNormFirst = 1, kActivateFirst = 2 };
 

@@ -235,8 +235,10 @@ void Runner::run() const {
 
 void Tape::run(int thread, int threads) {
     for (size_t i = 0; i < ops.size(); ++i) {
+        const auto start = static_cast<int64_t>(__rdtsc());
         Runner{*this, ops[i], &counters[2 * i], privates[static_cast<size_t>(thread)], threads}.run();
         es_team_barrier();
+        if (thread == 0) ticks[ops[i].code] += static_cast<int64_t>(__rdtsc()) - start;
     }
 }
 

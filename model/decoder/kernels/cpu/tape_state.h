@@ -43,6 +43,7 @@ struct Tape {
     std::vector<float> partials;
     std::vector<std::atomic<int64_t>> counters;  // two for each op
     std::vector<Private> privates;
+    int64_t ticks[kCodes] = {};        // the processor's clock spent in each kind of op, as thread 0 sees it
 
     void run(int thread, int threads);  // one thread's walk over the ops
 };
