@@ -27,7 +27,7 @@ from model.engine.admission import Limits
 from model.engine.block_pool import BlockPool
 from model.engine.engine import Engine
 from model.engine.residence import Residence
-from model.engine.runner import Runner, fit_blocks
+from model.engine.runner import Runner, check_device, fit_blocks
 from model.engine.sampler import Sampler
 from model.engine.scheduler import Scheduler
 from model.engine.stats import Counters
@@ -52,6 +52,7 @@ def build(config: EngineConfig, context_limit: int = 0) -> tuple[Engine, Ready]:
             f"the context of {config.context} tokens is beyond the {spec.context} this model was trained for: "
             "leave --context out, and stream longer texts with a retention policy"
         )
+    check_device(config.device)
     backend = select.choose(config.device, config.dtype, config.kernels, config.threads, spec=spec)
     loaded = checkpoint.load(opened, backend=backend)
     num_blocks = config.num_blocks or fit_blocks(backend, loaded.decoder, config.block_size, config.cache_bytes)
@@ -166,7 +167,7 @@ def serve(engine: Engine, connection: BlockingConnection) -> None:
             heart.note(time.monotonic() - started)
             if not engine.has_work:
                 engine.check()
-        elif engine.draining:
+        if engine.draining and not engine.has_work:
             return
 
 

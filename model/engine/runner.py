@@ -50,6 +50,15 @@ def fit_blocks(backend: Backend, decoder: Decoder, block_size: int, cache_bytes:
     return count
 
 
+def check_device(device: str) -> None:
+    """Raise ValueError, with the remedy, for a device that torch cannot compute on."""
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:  # the latter where torch was built without CUDA
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise ValueError(f"the device {device!r} cannot be used here ({reason}): use --device cpu") from error
+
+
 class Runner:
     """One decoder with its cache."""
 
