@@ -5,7 +5,7 @@ Knows no request of any client.
 """
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 router = APIRouter()
 
@@ -26,7 +26,7 @@ async def ready(request: Request) -> JSONResponse:
     return JSONResponse({"status": status}, 200 if status == "ready" else 503)
 
 
-@router.get("/metrics", summary="Counters for Prometheus")
+@router.get("/metrics", summary="Counters for Prometheus", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     """Every metric in the Prometheus text format."""
     return Response(request.app.state.metrics.text(), media_type=PROMETHEUS)

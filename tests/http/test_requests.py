@@ -371,6 +371,7 @@ def test_the_openapi_page_documents_every_field(served):
         post = document["paths"][path]["post"]
         assert post["requestBody"]["content"]["application/json"]["schema"]["$ref"].split("/")[-1] in schemas
         assert {"200", "400", "413", "415", "429", "503"} <= set(post["responses"])
+    assert set(document["paths"]["/metrics"]["get"]["responses"]["200"]["content"]) == {"text/plain"}
     references = set(_references(document))
     assert references
     assert all(reference.removeprefix("#/components/schemas/") in schemas for reference in references)
