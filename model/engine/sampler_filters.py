@@ -101,21 +101,21 @@ def dry(
 
 def repeated_phrases(history: Ids, breakers: Sequence[int]) -> dict[int, int]:
     """For each token that has followed the stream's last tokens before: how many of them were the same there."""
-    longest: dict[int, int] = {}
     if len(history) < 2 or history[-1] in breakers:
-        return longest
+        return {}
     followers = 1 + np.flatnonzero(history[:-1] == history[-1])  # places of tokens that followed the last one
+    reached = np.zeros(len(history), dtype=np.int64)
     length = 1
     while len(followers):
-        for token in history[followers]:
-            if token not in breakers:
-                longest[int(token)] = length
+        reached[followers] = length
         length += 1
         followers = followers[followers >= length]
         if length > len(history) or history[-length] in breakers:
             break
         followers = followers[history[followers - length] == history[-length]]
-    return longest
+    places = np.flatnonzero(reached)
+    places = places[np.argsort(reached[places], kind="stable")]  # so that the longest comes last, and stays
+    return {int(history[place]): int(reached[place]) for place in places if history[place] not in breakers}
 
 
 def temperature(scores: Scores, value: float) -> Scores:

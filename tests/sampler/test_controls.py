@@ -6,7 +6,7 @@ import torch
 from transformers.generation import logits_process as hf
 
 from model.engine.sampler_random import XTC, uniform
-from model.protocol import SamplingParams
+from model.protocol import MAX_DRY_RANGE, SamplingParams
 from tests.sampler.rows import VOCABULARY, make_logits, make_row
 
 ROWS = 6
@@ -136,6 +136,18 @@ def test_dry_penalises_what_would_go_on_with_a_repeated_phrase(allowed, breakers
             expected[0, token] -= penalty
         ours = make_sampler(VOCABULARY).distributions(logits, [make_row(params, stream)])
         np.testing.assert_allclose(ours, expected.softmax(-1).numpy(), atol=2e-6, rtol=2e-4)
+
+
+@pytest.mark.parametrize("period", [1, 2, 7])
+def test_dry_is_right_and_quick_on_a_stream_that_only_repeats_itself(period, make_sampler):
+    """Every place matches at every length there: looking at each would take the square of the stream."""
+    stream = [index % period for index in range(MAX_DRY_RANGE)]
+    logits = make_logits(1)
+    params = SamplingParams(dry_multiplier=1e-3, dry_base=1.0005, dry_allowed_length=2)
+    expected = logits.double()
+    expected[0, len(stream) % period] -= 1e-3 * 1.0005 ** (len(stream) - period - 2)
+    ours = make_sampler(VOCABULARY).distributions(logits, [make_row(params, stream)])
+    np.testing.assert_allclose(ours, expected.softmax(-1).numpy(), atol=2e-6, rtol=5e-4)
 
 
 @pytest.mark.parametrize("exponent", [0.5, 1.0, 2.0])

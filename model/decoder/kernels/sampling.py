@@ -81,8 +81,9 @@ class ControlBlock:
 
     def point_at(self, name: str, array: NDArray[Any]) -> None:
         """Read `name` (seen, anywhere or output) from this int32 array from now on."""
-        self._arrays[name] = array
-        setattr(self._struct, name, address(array))
+        if self._arrays.get(name) is not array:
+            self._arrays[name] = array
+            setattr(self._struct, name, address(array))
 
     def remember(self, history: int, num_history: int, num_seen: int) -> None:
         """Where the stream's last ids are, and how many slots of the occurrences are in use."""

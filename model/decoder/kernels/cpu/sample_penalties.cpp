@@ -46,11 +46,33 @@ void penalise(const Controls& c, float* scores) {
     }
 }
 
-bool breaks(const Controls& c, int32_t id) { return std::find(c.breakers, c.breakers + c.num_breakers, id) != c.breakers + c.num_breakers; }
+bool breaks(const Controls& c, int32_t id) {
+    const int32_t* end = c.breakers + c.num_breakers;
+    return std::find(c.breakers, end, id) != end;
+}
 
-// lengths[i]: how many ids before place i are the same as at the stream's end, up to the first breaker.
-// The Z function of the reversed stream (Gusfield, "Algorithms on strings, trees and sequences", 1.4): linear.
-void repeated_lengths(const int32_t* ids, int64_t count, int64_t limit, std::vector<int64_t>& lengths) {
+// Tokens that have followed the stream's last ids before, and how many of those ids were the same there.
+using Followers = std::vector<std::pair<int32_t, int64_t>>;
+
+// Looks back from each place where the last id stands. Returns false, with half the work done, where the stream repeats
+// itself so much that this would take long.
+bool followers_by_looking(const int32_t* ids, int64_t count, int64_t limit, Followers& found) {
+    int64_t work = 8 * count;
+    for (int64_t place = 0; place + 1 < count; ++place) {
+        if (ids[place] != ids[count - 1]) continue;
+        const int64_t most = std::min(limit, place + 1);
+        int64_t length = 1;
+        while (length < most && ids[place - length] == ids[count - 1 - length]) ++length;
+        found.emplace_back(ids[place + 1], length);
+        if ((work -= length) < 0) return false;
+    }
+    return true;
+}
+
+// The same in linear time, whatever the stream: the Z function of the reversed stream (Gusfield, "Algorithms on strings,
+// trees and sequences", 1.4).
+void followers_by_matching(const int32_t* ids, int64_t count, int64_t limit, Followers& found) {
+    static thread_local std::vector<int64_t> lengths;
     lengths.assign(count, 0);
     auto reversed = [&](int64_t i) { return ids[count - 1 - i]; };
     int64_t left = 0, right = 0;  // [left, right) is the match that reaches furthest
@@ -62,8 +84,8 @@ void repeated_lengths(const int32_t* ids, int64_t count, int64_t limit, std::vec
             left = i;
             right = i + length;
         }
+        if (length > 0) found.emplace_back(reversed(i - 1), std::min(length, limit));
     }
-    for (auto& length : lengths) length = std::min(length, limit);
 }
 
 void dry(const Controls& c, float* scores) {
@@ -72,24 +94,22 @@ void dry(const Controls& c, float* scores) {
     const int32_t* ids = c.history + c.num_history - count;
     int64_t limit = 0;  // ids at the end that no breaker interrupts
     while (limit < count && !breaks(c, ids[count - 1 - limit])) ++limit;
-    if (limit < c.dry_allowed_length || limit == 0) return;
-    static thread_local std::vector<int64_t> lengths;
-    repeated_lengths(ids, count, limit, lengths);
-    static thread_local std::vector<std::pair<int32_t, int64_t>> found;
+    if (limit < std::max<int64_t>(c.dry_allowed_length, 1)) return;
+    static thread_local Followers found;
     found.clear();
-    for (int64_t i = 1; i < count; ++i) {  // reversed place i is followed by the id at reversed place i - 1
-        if (lengths[i] < std::max<int64_t>(c.dry_allowed_length, 1)) continue;
-        int32_t follower = ids[count - i];
-        if (!breaks(c, follower)) found.emplace_back(follower, lengths[i]);
+    if (!followers_by_looking(ids, count, limit, found)) {
+        found.clear();
+        followers_by_matching(ids, count, limit, found);
     }
     std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
         return a.first != b.first ? a.first < b.first : a.second > b.second;
     });
     for (size_t i = 0; i < found.size(); ++i) {
-        if (i > 0 && found[i].first == found[i - 1].first) continue;  // only the longest phrase counts
-        double exponent = (found[i].second - c.dry_allowed_length) * std::log(c.dry_base) + std::log(c.dry_multiplier);
-        float& score = scores[found[i].first];
-        score = static_cast<float>(score - std::exp(std::min(exponent, kMaxDryLog)));
+        const auto [token, length] = found[i];
+        if (i > 0 && token == found[i - 1].first) continue;  // only the longest phrase counts
+        if (length < c.dry_allowed_length || breaks(c, token)) continue;
+        double exponent = (length - c.dry_allowed_length) * std::log(c.dry_base) + std::log(c.dry_multiplier);
+        scores[token] = static_cast<float>(scores[token] - std::exp(std::min(exponent, kMaxDryLog)));
     }
 }
 
