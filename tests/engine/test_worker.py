@@ -133,7 +133,7 @@ def test_a_request_from_ready_to_its_last_word(start, default_model):
 
 
 def test_it_ends_by_itself_in_the_middle_of_its_work(start, default_model):
-    line = start(default_model)
+    line = start(default_model, cache_bytes=512 << 20)
     line.receive(Ready)
     for number in range(4):
         prompt = tuple(range(number, number + 4000))
