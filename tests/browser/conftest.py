@@ -34,9 +34,11 @@ def port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.fixture(scope="session")
+# Not for the whole session: while Playwright's synchronous side is open its event loop counts as running, and no
+# asynchronous test of another folder could run.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One Chromium for all tests."""
+    """One Chromium for the tests of a module."""
     path = shutil.which("chromium") or shutil.which("chromium-browser")
     if path is None:
         reason = "Chromium is not installed: apt-get install chromium, then run the browser tests again."
@@ -63,7 +65,7 @@ def wait_until_ready(url: str, process: subprocess.Popen, seconds: float = 120) 
     pytest.fail(f"the server was not ready after {seconds} s")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(default_model: Path) -> Iterator[str]:
     """The real server with the default model; gives its address."""
     number = port()
