@@ -8,6 +8,7 @@ when the front end is gone.
 import collections
 import ctypes
 import faulthandler
+import gc
 import os
 import signal
 import socket
@@ -205,6 +206,8 @@ def main(arguments: list[str]) -> int:
     except (checkpoint.CheckpointError, ValueError, OSError, MemoryError) as error:
         print(error or "there is not enough memory for this model: choose a smaller cache", file=sys.stderr)
         return REFUSED
+    gc.collect()
+    gc.freeze()  # what is loaded stays: the collector need not walk it again in the middle of a step
     try:
         connection.send(ready)
         serve(engine, connection)

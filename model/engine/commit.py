@@ -51,7 +51,8 @@ class Commit:
             if result.scores or sequence.group.submit.watch:
                 outcome.rows.append(self._row(sequence, scores=result.scores))
         elif not result.tokens:  # max_tokens 0: the prompt was all that was asked for
-            outcome.rows.append(self._row(sequence, finish="length", scores=result.scores))
+            if sequence.choice not in sequence.group.cancelled:
+                outcome.rows.append(self._row(sequence, finish="length", scores=result.scores))
             outcome.rows += [Row(*self._name(sequence), choice, finish="length") for choice in sequence.forks]
             sequence.forks = ()
             self._scheduler.remove(sequence)

@@ -63,6 +63,15 @@ def test_cancel_all_three_one_by_one_before_they_are_born():
     assert finished(bench) == {("a", choice): "abort" for choice in range(3)}
 
 
+def test_a_choice_cancelled_before_a_prompt_without_tokens_ends_has_one_last_word():
+    bench = Bench(token_budget=16)
+    bench.submit("a", prompt_of(40), params=SamplingParams(max_tokens=0), n=2)
+    bench.step()
+    bench.engine.cancel(Cancel("a", 0))
+    bench.run()
+    assert finished(bench) == {("a", 0): "abort", ("a", 1): "length"}
+
+
 def test_cancel_of_what_is_not_there_is_ignored():
     bench = Bench()
     bench.engine.cancel(Cancel("nobody"))
@@ -83,15 +92,17 @@ def test_logits_that_are_no_numbers_end_their_own_request_only():
     assert [type(word) for word in bench.words] == [Failed]
     assert bench.words[0].request == "bad"
     assert "NaN" in bench.words[0].message
+    assert not bench.words[0].reason
     assert bench.told["good", 0].finish == "length"
 
 
-def test_controls_that_leave_no_token_are_a_fault_in_a_sentence():
+def test_controls_that_leave_no_token_are_the_requests_own_fault_in_a_sentence():
     bench = Bench()
     every = tuple((token,) for token in range(VOCABULARY))
     bench.submit("a", [1, 2], params=SamplingParams(temperature=0, bad_words=every))
     bench.run()
     assert "no token is left" in bench.words[0].message
+    assert bench.words[0].reason == "no_token_left"
 
 
 def test_a_fault_of_a_step_ends_all_requests_and_leaves_nothing_behind():
@@ -153,6 +164,35 @@ def test_sinks_that_lie_in_the_output_are_taken_up_too():
     bench.submit("a", prompt, params=params, retention=retention, resume=(resume,))
     bench.run()
     assert bench.tokens("a") == whole
+
+
+def test_a_stream_at_position_ten_million_goes_on_as_one_at_three_hundred():
+    """The same sinks and the same last tokens: only distances count, and they are the same."""
+    head, middle, tail = prompt_of(8, seed=1), prompt_of(200, seed=2), prompt_of(100, seed=3)
+    params = SamplingParams(temperature=0, max_tokens=10**8)
+    near = Truth(SINKS).stream([*head, *middle, *tail], SamplingParams(temperature=0, max_tokens=40))
+    bench = Bench(max_stream_tokens=10**7 + 132)
+    bench.told["a", 0].tokens = Told10M(tail)
+    resume = Resume(0, 10**7 + 92, tuple(tail), 10**7, ((1, 10**7 - 8), (2, 100)))
+    bench.submit("a", head, params=params, retention=SINKS, resume=(resume,))
+    bench.run()
+    assert bench.tokens("a").new == near
+    assert bench.told["a", 0].rows[-1].evicted == 10**7 + 100 + 40 - 1 - 3 - 15
+
+
+class Told10M:
+    """A list of ten million tokens of which only the new ones are held."""
+
+    def __init__(self, tail):
+        self.length = 10**7 - 8 + len(tail)
+        self.new = []
+
+    def __len__(self):
+        return self.length + len(self.new)
+
+    def __iadd__(self, tokens):
+        self.new += tokens
+        return self
 
 
 def test_choices_taken_up_apart_and_the_finished_ones_left_alone():
