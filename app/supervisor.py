@@ -25,6 +25,8 @@ SILENCE_SECONDS = 5.0
 STEP_SECONDS = 30.0
 STEP_MEDIANS = 20.0
 CHECK_SECONDS = 0.25
+LAST_WORDS_SECONDS = 5.0  # for a worker that cannot serve to end by itself: unloading torch takes its time
+HANG_UP_SECONDS = 0.5  # for one that served: its streams wait
 BACKOFF_SECONDS = 0.1
 MAX_BACKOFF_SECONDS = 10.0
 HOPELESS_STARTS = 5
@@ -171,8 +173,7 @@ class Supervisor:
             greeting.cancel()
         client = None if greeting.cancelled() or not greeting.done() else greeting.result()
         if client is None:
-            launched.kill()
-            self._failed(slot, launched.last_words(await exited))
+            self._failed(slot, launched.last_words(await _ended(launched, exited, LAST_WORDS_SECONDS)))
             return
         slot.client, slot.stuck = client, False
         log.info("worker ready", extra={"worker": slot.number, "pid": launched.process.pid})
@@ -180,9 +181,7 @@ class Supervisor:
         await client.run()
         slot.client = None
         self._observer.worker_ended(slot.number)
-        if not self._stopping:
-            launched.kill()  # it may live on without its connection
-        code = await exited
+        code = await exited if self._stopping else await _ended(launched, exited, HANG_UP_SECONDS)
         slot.fruitless = 0 if client.stats.steps else slot.fruitless + 1
         if not self._stopping:
             log.error("worker lost: %s", launched.last_words(code), extra={"worker": slot.number})
@@ -196,9 +195,14 @@ class Supervisor:
         try:
             message = await connection.receive()
         except ConnectionClosed:
+            connection.close()
             return None
+        except asyncio.CancelledError:
+            connection.close()
+            raise
         if not isinstance(message, Ready) or message.version != VERSION:
             launched.lines.append(f"it does not speak version {VERSION} of the protocol; install both parts anew")
+            connection.close()
             return None
         for line in launched.lines:
             log.info(line, extra={"worker": slot.number})
@@ -243,6 +247,13 @@ class Supervisor:
                     slot.stuck = True
                     log.error("worker replaced: %s", reason, extra={"worker": slot.number})
                     slot.launched.kill()
+
+
+async def _ended(launched: Launched, exited: "asyncio.Future[int]", patience: float) -> int:
+    """The exit code of a worker that hung up: its own where it ends within `patience` s, so that it says why."""
+    await asyncio.wait((exited,), timeout=patience)
+    launched.kill()  # it may live on without its connection
+    return await exited
 
 
 def _stuck(client: WorkerClient) -> str:

@@ -256,12 +256,13 @@ class Rejected(Struct, frozen=True, tag="rejected", omit_defaults=True):
     param: str | None = None
 
 
-class Failed(Struct, frozen=True, tag="failed"):
-    """The request ended by a fault of ours; the worker goes on."""
+class Failed(Struct, frozen=True, tag="failed", omit_defaults=True):
+    """The request ended by a fault of ours, or by its own where `reason` names one; the worker goes on."""
 
     request: str
     attempt: int
     message: str
+    reason: str = ""
 
 
 class Step(Struct, frozen=True, tag="step", omit_defaults=True):

@@ -21,12 +21,19 @@ _MESSAGE_NULLS = {"refusal", "annotations", "audio", "tool_calls", "function_cal
 
 
 async def read_body(request: Request, kind: type[Body]) -> Body:
-    """The request's body as `kind`. Raises Invalid: 415 for a content type, 400 for everything else."""
+    """The request's body as `kind`. Raises Invalid: 415 for a content type or encoding, 400 for everything else."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
         shown = content_type[:80] or "missing"
         raise Invalid(
             f"the content type is {shown!r}; send JSON with the header Content-Type: application/json",
+            code="unsupported_media_type",
+            status=415,
+        )
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise Invalid(
+            f"bodies in the content encoding {encoding[:80]!r} are not read; send plain JSON",
             code="unsupported_media_type",
             status=415,
         )
@@ -46,7 +53,7 @@ def parse_body(data: bytes, kind: type[Body]) -> Body:
     except RecursionError as error:
         raise Invalid("the body is nested too deeply", code="invalid_json") from error
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        first = _told(error.errors(include_url=False))
         raise Invalid(_sentence(first), _path(first) if first["loc"] else None, "invalid_value") from error
 
 
@@ -84,6 +91,15 @@ def _message(message: Any, place: int) -> Any:
 
 def _same(given: Any, neutral: Any) -> bool:
     return bool(given == neutral) and isinstance(given, bool) == isinstance(neutral, bool)
+
+
+def _told(faults: list[ErrorDetails]) -> ErrorDetails:
+    """The first fault; where it is an arm of a union, that of the arm which came furthest into the value."""
+    first = faults[0]
+    place = first["loc"][:-1]
+    if not place or first["loc"][-1] not in _ARMS or place[0] in _UNIONS:
+        return first
+    return max((fault for fault in faults if fault["loc"][: len(place)] == place), key=lambda fault: len(fault["loc"]))
 
 
 def _path(fault: ErrorDetails) -> str:

@@ -16,6 +16,7 @@ from model.protocol import Ready, Retention, RetentionPolicy, SamplingParams
 SAFE_SEED_BITS = 53  # a seed we draw survives JavaScript's numbers
 DRY_BREAKERS = ("\n", ":", '"', "*")
 COMPLETION_TOKENS = 16
+LEAST_TEMPERATURE = 1e-6  # below it logits that differ by 0.0001 are e^100 apart: it only risks an overflow
 _UNSAID = RetentionFields.model_validate({})
 
 _PLAIN = (
@@ -143,6 +144,8 @@ class Door:
         if body.trace:
             logprobs = max(logprobs or 0, body.trace)
         plain = {name: value for name in _PLAIN if (value := getattr(body, name)) is not None}
+        if plain.get("temperature"):
+            plain["temperature"] = max(plain["temperature"], LEAST_TEMPERATURE)
         return SamplingParams(
             **plain,
             top_k=min(max(body.top_k or 0, 0), self.ready.vocabulary),

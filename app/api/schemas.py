@@ -19,6 +19,7 @@ MAX_BIAS_ENTRIES = 1024
 MAX_BAD_WORDS = 256
 MAX_ALLOWED_IDS = 1 << 16
 MAX_TOKENS = 10_000_000
+LEAST_REPETITION = 1e-6  # logits are divided by it, and must stay finite numbers
 MAX_SCORED = 1 << 18  # candidates told for a prompt: its tokens times (k + 1)
 
 Text = Annotated[str, Field(strict=True)]
@@ -160,7 +161,10 @@ class Sampling(Strict):
         description='Strings no DRY phrase goes across (their last token counts); default newline, `:`, `"`, `*`.',
     )
     repetition_penalty: float | None = Field(
-        1.0, gt=0, le=10, description="Above 1 makes tokens of prompt and answer less likely."
+        1.0,
+        ge=LEAST_REPETITION,
+        le=10,
+        description="Above 1 makes tokens of prompt and answer less likely, below 1 more likely.",
     )
     presence_penalty: float | None = Field(
         0.0, ge=-2, le=2, description="Taken once off the logit of each token of the answer."

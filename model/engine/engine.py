@@ -15,6 +15,7 @@ from model.engine.commit import Commit, Outcome
 from model.engine.plan import Plan
 from model.engine.residence import Residence
 from model.engine.runner import Runner
+from model.engine.sampler_reference import ALL_CUT_ERROR
 from model.engine.scheduler import Scheduler
 from model.engine.sequence import Group
 from model.engine.start import sequences_of
@@ -165,7 +166,8 @@ class Engine:
     def _settle(self, group: Group, outcome: Outcome) -> None:
         if outcome.error:
             self._drop(group)
-            self._words.append(Failed(group.submit.request, group.submit.attempt, outcome.error))
+            reason = "no_token_left" if outcome.error == ALL_CUT_ERROR else ""  # else a fault of ours
+            self._words.append(Failed(group.submit.request, group.submit.attempt, outcome.error, reason))
             return
         for row in outcome.rows:
             self.counters.tokens_sampled += len(row.tokens)

@@ -1,5 +1,6 @@
 """Rows 10 to 22 of the cases and their kind: every wrong request is a 4xx that names the field, before any stream."""
 
+import gzip
 import json
 import socket
 import time
@@ -75,7 +76,7 @@ WRONG = {
     "dry_allowed_length": [0, -1, 10**9],
     "dry_range": [-1, 10**9],
     "dry_sequence_breakers": ["x", [""], ["x" * 300], ["x"] * 100, [1]],
-    "repetition_penalty": [0, -1, 1e9],
+    "repetition_penalty": [0, -1, 1e9, 1e-300, 5e-324],
     "presence_penalty": [-2.1, 2.1],
     "frequency_penalty": [-2.1, 2.1],
     "penalty_range": [-1, 10**9],
@@ -129,7 +130,14 @@ CHAT_WRONG = [
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, None),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages.0.content.0.type",
+    ),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "messages.0.content.0.text"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, "y"]}]}, "messages.0.content.1"),
+    ({"stop": ["ok", None]}, "stop.1"),
     ({"messages": [{"role": "user", "content": "x", "foo": 1}]}, "messages.0.foo"),
     ({"messages": [*USER, {"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages.1.tool_calls"),
     ({"messages": USER * 5000}, "messages"),
@@ -240,6 +248,19 @@ def test_other_content_types(served, kind):
     for kind in ("application/json; charset=utf-8", "Application/JSON"):
         data = json.dumps({"prompt": "Hi", "max_tokens": 1})
         assert served.http.post(COMPLETIONS, content=data, headers={"content-type": kind}).status_code == 200
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "deflate", "zstd", "GZIP", "gzip, identity", "x"])
+def test_encoded_bodies(served, encoding):
+    data = gzip.compress(b'{"prompt": "Hi"}') if "gzip" in encoding.lower() else b'{"prompt": "Hi", "max_tokens": 1}'
+    headers = {"content-type": "application/json", "content-encoding": encoding}
+    for path in (COMPLETIONS, CHAT, "/tokenize", "/detokenize"):
+        error = error_of(served.http.post(path, content=data, headers=headers), 415)
+        assert error["code"] == "unsupported_media_type"
+        assert repr(encoding.lower()) in error["message"]
+    headers["content-encoding"] = "identity"
+    plain = b'{"prompt": "Hi", "max_tokens": 1}'
+    assert served.http.post(COMPLETIONS, content=plain, headers=headers).status_code == 200
 
 
 def test_a_hundred_megabytes_are_turned_away_at_once(served):

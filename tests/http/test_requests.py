@@ -60,6 +60,14 @@ def test_every_control_arrives(served):
     assert sent(served, watch=True).watch
 
 
+def test_a_temperature_of_next_to_nothing_stays_one_that_logits_can_be_divided_by(served):
+    for given in (5e-324, 1e-300, 1e-40, 1e-9):
+        assert sent(served, temperature=given).params.temperature == 1e-6
+    assert sent(served, temperature=0).params.temperature == 0
+    assert sent(served, temperature=2e-6).params.temperature == 2e-6
+    assert sent(served, repetition_penalty=1e-6).params.repetition_penalty == 1e-6
+
+
 def test_the_length_of_answers(served):
     assert sent(served).params.max_tokens == 16
     assert sent(served, max_tokens=None).params.max_tokens == 16

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from app.supervisor import StartFailed, Supervisor
+from model.config import EngineConfig
+from model.protocol import Stats, Step
 from tests.checkpoint.tiny_gguf import write_llama
 from tests.tiny_text import write_tokenizer
 
@@ -33,6 +36,7 @@ def refused(model: Path, *words: str) -> None:
     assert done.stdout == ""
     assert len(said) == 1, done.stderr
     assert "Traceback" not in done.stderr
+    assert "SIGKILL" not in said[0], said[0]
     for word in words:
         assert word in said[0], said[0]
     assert sorted(model.parent.rglob("*")) == before, "something was written beside the model"
@@ -76,3 +80,46 @@ def test_an_empty_file(tmp_path: Path) -> None:
     path = tmp_path / "empty.gguf"
     path.touch()
     refused(path, "empty.gguf")
+
+
+HANGS_UP = """
+import json, socket, sys, time
+door = socket.socket(socket.AF_UNIX)
+door.connect(json.loads(sys.argv[1])["socket"])
+print("the weights are damaged: pull them again", flush=True)
+door.close()
+time.sleep(0.4)
+sys.exit({code})
+"""
+
+
+class Silence:
+    """An observer."""
+
+    def worker_step(self, slot: int, step: Step, before: Stats) -> None:
+        """Nobody counts."""
+
+    def worker_ended(self, slot: int) -> None:
+        """Nobody counts."""
+
+    def worker_restarted(self, slot: int) -> None:
+        """Nobody counts."""
+
+
+async def said(code: int) -> str:
+    config = EngineConfig(model="m", name="m", socket="")
+    supervisor = Supervisor([config], Silence(), command=(sys.executable, "-c", HANGS_UP.format(code=code)))
+    with pytest.raises(StartFailed) as caught:
+        await supervisor.start()
+    await supervisor.stop()
+    return str(caught.value)
+
+
+async def test_a_worker_that_hangs_up_before_it_ends_is_quoted_not_killed() -> None:
+    assert await said(3) == "the weights are damaged: pull them again"
+
+
+async def test_a_worker_that_ends_by_a_fault_is_told_with_its_exit_code() -> None:
+    assert await said(7) == (
+        "the worker ended with exit code 7; its last line was: the weights are damaged: pull them again"
+    )

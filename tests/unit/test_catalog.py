@@ -258,6 +258,8 @@ def test_local_models(tmp_path: Path) -> None:
         ("nonsense", "There is no model 'nonsense': .* not in the catalog .*smollm2-135m-instruct.*owner/name"),
         ("", "There is no model ''"),
         ("a/b/c/d", "There is no model"),
+        ("../x.gguf", r"There is no model '\.\./x\.gguf': it is no file or folder here"),
+        ("./x", r"There is no model '\./x'"),
         ("empty", "holds no config.json"),
         ("notes.txt", "is a file but no .gguf"),
     ],

@@ -83,8 +83,18 @@ async def test_cancelled_while_waiting_for_acceptance(tokenizer):
 async def test_a_failed_request_ends_with_its_message(tokenizer):
     bench = Bench(tokenizer)
     async with bench.running(), bench.service.open(ask(max_tokens=500)) as stream:
-        with pytest.raises(Broken, match="row 3 is not finite"):
+        with pytest.raises(Broken, match="row 3 is not finite") as caught:
             await finish(stream, lambda: bench.pool.inboxes["r"].put(Failed("r", 1, "row 3 is not finite")))
+    assert (caught.value.status, caught.value.code) == (500, "internal_error")
+
+
+async def test_a_request_that_fails_by_its_own_fault_is_a_400(tokenizer):
+    bench = Bench(tokenizer)
+    failed = Failed("r", 1, "no token is left", "no_token_left")
+    async with bench.running(), bench.service.open(ask(max_tokens=500)) as stream:
+        with pytest.raises(Broken, match="no token is left") as caught:
+            await finish(stream, lambda: bench.pool.inboxes["r"].put(failed))
+    assert (caught.value.status, caught.value.code) == (400, "no_token_left")
 
 
 @pytest.mark.parametrize(
