@@ -17,7 +17,8 @@ Ids = NDArray[np.int32]
 CUT = -np.inf
 MAX_DRY_PENALTY = 1e30  # float32 must hold it
 SMALLEST_LOG = -87.0  # a token e**87 times less likely than the best one counts as impossible: float32 holds no less
-MIN_TEMPERATURE = 1e-6  # where dynamic temperature comes down to nothing
+MIN_TEMPERATURE = 1e-6  # smaller ones count as this: logits divided by it are still numbers
+MIN_REPETITION = 1e-6  # likewise
 
 
 def softmax(scores: Scores) -> Scores:
@@ -73,6 +74,7 @@ def ban_words(scores: Scores, words: Sequence[Sequence[int]], history: Ids) -> S
 def repetition(scores: Scores, ids: Ids, penalty: float) -> Scores:
     """Divide positive and multiply negative logits of tokens of prompt or output (Keskar et al., "CTRL", 2019, 4.1)."""
     scores = scores.copy()
+    penalty = max(penalty, MIN_REPETITION)
     seen = scores[ids]
     scores[ids] = np.where(seen > 0, seen / penalty, seen * penalty)
     return scores
@@ -120,7 +122,7 @@ def repeated_phrases(history: Ids, breakers: Sequence[int]) -> dict[int, int]:
 
 def temperature(scores: Scores, value: float) -> Scores:
     """Divide by the temperature (Ackley, Hinton and Sejnowski, "A learning algorithm for Boltzmann machines", 1985)."""
-    return scores / value
+    return scores / max(value, MIN_TEMPERATURE)
 
 
 def dynamic_temperature(scores: Scores, value: float, reach: float, exponent: float) -> float:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.decoder.kernels.sampling import NUMBERS, WHOLE, ControlBlock, address
+from model.engine.sampler_filters import MIN_REPETITION, MIN_TEMPERATURE
 from model.protocol import MAX_DRY_RANGE, MAX_PENALTY_RANGE, SamplingParams, history_length, penalises
 
 _FIRST = 64  # slots of a fresh table
@@ -168,6 +169,9 @@ def control_block(params: SamplingParams) -> ControlBlock:
     """A request's controls as numbers and arrays."""
     numbers = {name: getattr(params, name) for name in NUMBERS}
     numbers |= {name: getattr(params, name) for name in WHOLE if name not in ("logprobs", "trace")}
+    if params.temperature > 0:  # its inverse must be a number that float32 holds
+        numbers["temperature"] = max(params.temperature, MIN_TEMPERATURE)
+    numbers["repetition_penalty"] = max(params.repetition_penalty, MIN_REPETITION)
     wanted = max(params.logprobs or 0, params.trace)
     numbers["logprobs"] = -1 if params.logprobs is None and not params.trace else wanted
     numbers["trace"] = int(params.trace > 0)

@@ -13,6 +13,7 @@ from model.protocol import MAX_DRY_RANGE, SamplingParams, history_length
 from tests.sampler.rows import make_logits, make_row
 
 EXTREMES = [
+    {"temperature": 1e-300},
     {"temperature": 1e-6},
     {"temperature": 1e-3},
     {"temperature": 2.0},
@@ -30,6 +31,7 @@ EXTREMES = [
     {"dynatemp_range": 2.0, "temperature": 1.0},
     {"dynatemp_range": 2.0, "temperature": 1.0, "dynatemp_exponent": 10.0},
     {"logit_bias": ((3, 100.0), (4, -100.0))},
+    {"repetition_penalty": 1e-300},
     {"repetition_penalty": 1e-3},
     {"repetition_penalty": 10.0},
     {"presence_penalty": 2.0, "frequency_penalty": 2.0},
