@@ -7,6 +7,7 @@ a signal, drains, and returns the exit code. Every expected failure is one line 
 import asyncio
 import atexit
 import contextlib
+import gc
 import logging
 import os
 import resource
@@ -179,6 +180,8 @@ async def run_until_signal(
         if starting.done():
             starting.result()
             _show(settings, supervisor, revision, listener)
+            gc.collect()
+            gc.freeze()  # what is there now stays: collections during streams need not walk through it
         await asyncio.wait((stopping, serving), return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():
             log.info("draining", extra={"streams": app.state.service.num_open, "grace": settings.grace})
