@@ -115,7 +115,8 @@ class Runner:
     def _score(self, row: PlanRow, logits: Tensor) -> tuple[TokenLogprob, ...]:
         """Log-probabilities of the prompt ids that follow the row's positions and are still owed."""
         sequence = row.sequence
-        skip = max(0, sequence.scored - sequence.place(row.start))
+        # Places jump after the sinks of a later segment, so the first one still owed is looked up as a position.
+        skip = max(0, sequence.position(sequence.scored) - row.start)
         first = sequence.place(row.start + skip) + 1
         last = min(sequence.prompt_length, sequence.place(row.start + row.count - 1) + 2)
         following = sequence.log.get(first, last)

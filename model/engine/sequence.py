@@ -161,6 +161,10 @@ class Sequence:
         """Where in the stream the token at `position` stands."""
         return position if position < self.sinks else position - self.sinks + self.segment_start
 
+    def position(self, place: int) -> int:
+        """The position at which the current segment computes the token at `place` of the stream."""
+        return place if place < self.sinks else place + self.sinks - self.segment_start
+
     def ids(self, start: int, count: int) -> array[int]:
         """The ids at positions start .. start + count - 1."""
         stop = start + count
