@@ -78,7 +78,8 @@ def per_row(vocabulary: int, repeats: int) -> list[tuple[str, float]]:
     logits = torch.randn(ROWS, vocabulary, generator=generator) * 2.0
     likely = torch.rand(ROWS, vocabulary, generator=generator) < 0.003
     logits += likely * 9.0  # top_p 0.9 then keeps a few hundred, as it does on the default model's logits
-    stream = [random.Random(2).randrange(300) for _ in range(9000)]
+    rng = random.Random(2)
+    stream = [rng.randrange(300) for _ in range(9000)]
     results = []
     for name, params in ALONE.items():
         state = SamplerState.start(params, stream, stream[:300])
