@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "path.h"
 #include "pool.h"
 #include "rows.h"
 #include "simd.h"
@@ -77,17 +78,14 @@ void Runner::prepare_row(int64_t r, int8_t* q, float* meta, float* kept) const {
 
 void Runner::tiles_of(const QuantRows& q, const FloatRows& x, int64_t n) const {
     const Target to{at(op.out), op.out.stride, op.in2.buffer == -1 ? nullptr : at(op.in2), op.in2.stride};
+    const Path& path = chosen_path();
     int64_t total = 0;
-    for (int i = 0; i < op.num_parts; ++i) total += tiles(op.parts[i].format, op.parts[i].out);
+    for (int i = 0; i < op.num_parts; ++i) total += path.units(op.parts[i]);
     const int64_t grain = std::clamp<int64_t>(total / (threads * 6), 1, 16);
-    share(1, total, grain, [&](int64_t tile) {
+    share(1, total, grain, [&](int64_t unit) {
         const Part* part = op.parts;
-        for (; tile >= tiles(part->format, part->out); ++part) tile -= tiles(part->format, part->out);
-        if (quantised(part->format)) {
-            quantised_tile(*part, tile, q, n, to, own.panel);
-        } else {
-            float_tile(*part, tile, x, n, to, own.panel);
-        }
+        for (; unit >= path.units(*part); ++part) unit -= path.units(*part);
+        path.product(*part, unit, q, x, n, to, own.panel);
     });
 }
 

@@ -1,0 +1,40 @@
+// See path.h.
+#include "path.h"
+
+namespace es {
+namespace {
+
+int64_t each_tile(const Part& part) { return tiles(part.format, part.out); }
+
+void avx2_product(const Part& part, int64_t tile, const QuantRows& q, const FloatRows& x, int64_t count, const Target& to,
+                  Panel& panel) {
+    if (quantised(part.format)) {
+        quantised_tile(part, tile, q, count, to, panel);
+    } else {
+        float_tile(part, tile, x, count, to, panel);
+    }
+}
+
+const Path kPaths[] = {{"avx2", each_tile, avx2_product}};
+
+int32_t best() { return kAvx2; }
+
+int32_t level = best();
+
+}  // namespace
+
+const Path& chosen_path() { return kPaths[level]; }
+
+}  // namespace es
+
+extern "C" {
+
+int32_t es_level(void) { return es::level; }
+const char* es_level_name(void) { return es::kPaths[es::level].name; }
+
+int32_t es_choose(int32_t level) {
+    es::level = level < es::best() ? level : es::best();
+    return es::level;
+}
+
+}  // extern "C"
