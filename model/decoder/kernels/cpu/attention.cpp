@@ -12,7 +12,7 @@
 namespace es {
 namespace {
 
-constexpr int64_t kRows = 24;
+constexpr int64_t kRows = 48;
 constexpr int64_t kNoWindow = int64_t{1} << 62;
 
 int64_t group_heads(const Attention& a) { return a.heads / a.kv_heads; }
@@ -82,25 +82,41 @@ const uint8_t* block_of(const Work& work, int64_t key) {
     return work.cache.layer + b.tables[s * b.table_stride + entry] * work.cache.block_bytes;
 }
 
-// Where keys [begin, end) of the tile that starts at `base` lie; what is outside stays unread.
-void find_tile(Work& work, int64_t base, Range keys, bool convert) {
+struct Piece {  // of eight keys and values of one head
+    const uint8_t *k, *v;
+};
+
+Piece piece_at(const Work& work, int64_t key) {
     const int64_t hd = work.attention.padded(), bs = work.cache.block_size, element = work.cache.half ? 2 : 4;
+    const uint8_t* k = block_of(work, key) + (work.unit.kv_head * 2 * bs + key % bs) * hd * element;
+    return {k, k + bs * hd * element};
+}
+
+// Where keys [begin, end) of the tile that starts at `base` lie; what is outside stays unread. Few rows also get the
+// places of the tile after it, as far as keys reach to `last`.
+void find_tile(Work& work, int64_t base, Range keys, int64_t last, bool few) {
     const int64_t from = (keys.begin - base) / 8, to = (keys.end - base + 7) / 8;
     work.tile.half = work.cache.half != 0;
     for (int64_t chunk = from; chunk < to; ++chunk) {
-        const int64_t first = base + chunk * 8;
-        const uint8_t* head = block_of(work, first) + work.unit.kv_head * 2 * bs * hd * element;
-        work.tile.k[chunk] = head + first % bs * hd * element;
-        work.tile.v[chunk] = head + bs * hd * element + first % bs * hd * element;
+        const Piece piece = piece_at(work, base + chunk * 8);
+        work.tile.k[chunk] = piece.k;
+        work.tile.v[chunk] = piece.v;
     }
-    if (convert && work.tile.half) convert_tile(work.tile, hd, from, to);
+    std::fill_n(work.tile.next_k, kTile / 8, work.tile.k[from]);
+    std::fill_n(work.tile.next_v, kTile / 8, work.tile.v[from]);
+    if (!few && work.tile.half) return convert_tile(work.tile, work.attention.padded(), from, to);
+    for (int64_t chunk = 0; few && chunk < kTile / 8 && base + kTile + chunk * 8 < last; ++chunk) {
+        const Piece piece = piece_at(work, base + kTile + chunk * 8);
+        work.tile.next_k[chunk] = piece.k;
+        work.tile.next_v[chunk] = piece.v;
+    }
 }
 
 // One tile into the running softmax of all rows. `ranges` are the keys each token sees.
 void add_tile(Work& work, Rows& rows, int64_t base, Range all, const Range* ranges, const float* from_position) {
     const Attention& a = work.attention;
     const Range keys{std::max(all.begin, base), std::min(all.end, base + kTile)};
-    find_tile(work, base, keys, rows.count > kFewRows);
+    find_tile(work, base, keys, all.end, rows.count <= kFewRows);
     multiply_keys(work.tile, a.padded(), rows.q, rows.count, (keys.begin - base) / 8, (keys.end - base + 7) / 8, work.scores);
     float factors[kMaxRows];
     const int64_t head0 = work.unit.kv_head * rows.group;
@@ -233,7 +249,7 @@ void attend_unit(const Batch& batch, const Cache& cache, const Attention& attent
                  const Unit& unit, const float* q, int64_t q_stride, float* out, int64_t out_stride, float* partials,
                  float* scratch) {
     const int64_t hd = attention.padded(), count = unit.count * group_heads(attention);
-    const KeyTile tile{{}, {}, false, carve(scratch, 2 * kTile * hd)};
+    const KeyTile tile{{}, {}, {}, {}, false, carve(scratch, 2 * kTile * hd)};
     Work work{batch, cache, attention, unit, view_of(batch, attention, unit.sequence), tile, carve(scratch, count * kTile)};
     float* queries = carve(scratch, count * hd);
     Rows rows = carve_rows(attention, unit, queries, scratch), apart = carve_rows(attention, unit, queries, scratch);

@@ -8,7 +8,7 @@
 namespace es {
 namespace {
 
-constexpr int64_t kRows = 24;
+constexpr int64_t kRows = 48;
 
 // Splits a tile's keys over several units where there are too few tiles for the threads; the bits are the same.
 void add_units(const Batch& batch, const Attention& a, bool apart, const Unit& whole, Plan& plan) {

@@ -13,6 +13,10 @@ constexpr int64_t kFewRows = 6;    // up to here keys and values are converted a
 struct KeyTile {
     const uint8_t* k[kTile / 8];  // [head_dim][8] elements
     const uint8_t* v[kTile / 8];  // [8][head_dim] elements
+    // The same of the tile after this one (anything readable where there is none): the products for few rows ask
+    // memory for it as they go, because no prefetcher follows a block table.
+    const uint8_t* next_k[kTile / 8];
+    const uint8_t* next_v[kTile / 8];
     bool half;
     float* floats;                // room for 2 * 32 * head_dim
 };
