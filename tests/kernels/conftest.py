@@ -1,28 +1,27 @@
-"""Backends for the kernel tests; without a compiler or AVX2 there is nothing to test."""
+"""Backends for the kernel tests, on each path; without a compiler or AVX2 there is nothing to test."""
 
 import pytest
 
-from model.decoder.kernels.cpu.backend import open_backend
 from model.decoder.kernels.reference import ReferenceBackend
+from tests.kernels import paths
 
 
-def _open(dtype):
-    backend = open_backend(dtype, 2)
-    if backend is None:
-        pytest.skip("no CPU kernels on this machine")
-    return backend
+@pytest.fixture(params=paths.LEVELS)
+def path(request):
+    """Each path in turn."""
+    return request.param
 
 
-@pytest.fixture(scope="session")
-def exact():
+@pytest.fixture
+def exact(path):
     """Our kernels in float32 mode."""
-    return _open("float32")
+    return paths.backend(path, "float32")
 
 
-@pytest.fixture(scope="session")
-def served():
+@pytest.fixture
+def served(path):
     """Our kernels as served: quantised weights, int8 rows, float16 cache."""
-    return _open("auto")
+    return paths.backend(path, "auto")
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from model.decoder.kernels.cpu import build, library
+from tests.kernels import paths
 
 
 def runtime(name: str) -> str:
@@ -35,6 +36,7 @@ def main() -> int:
         return subprocess.run(command, env=os.environ | checks, check=False).returncode
     checked = build.build(sanitize=True)
     library.build = lambda: checked  # type: ignore[assignment]  # every load in this process takes it
+    paths.EMULATION_FLAGS = build.SANITIZE
     return int(pytest.main(sys.argv[1:] or ["tests/kernels", "-q", "-W", "error"]))
 
 

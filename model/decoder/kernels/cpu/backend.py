@@ -81,7 +81,8 @@ class CpuBackend:
         self.threads = threads or physical_cores()
         self._library.es_pool_start(self.threads)
         torch.set_num_threads(1)  # ours is the only pool: torch's would spin on the same cores
-        self.name = "cpu avx2 float32" if self._exact else "cpu avx2"
+        path = self._library.es_level_name().decode()
+        self.name = f"cpu {path} float32" if self._exact else f"cpu {path}"
 
     def pack(self, weight: RawWeight, lookup: bool = False) -> packed.PackedWeight:
         """One form for all row counts, also for lookups."""

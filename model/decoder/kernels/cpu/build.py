@@ -89,10 +89,17 @@ def build(*, sanitize: bool = False) -> Path:
     missing = missing_features()
     if missing:
         raise Unavailable(f"this processor lacks {', '.join(sorted(missing))}")
-    flags = (*FLAGS, *STRICT, *(SANITIZE if sanitize else ()))
+    return compiled("sanitized" if sanitize else "kernels", SANITIZE if sanitize else ())
+
+
+def compiled(kind: str, more_flags: Sequence[str], more_files: Sequence[Path] = ()) -> Path:
+    """The shared object `kind` of these sources, whose flags come after the usual ones; raises Unavailable.
+
+    `more_files` are headers from elsewhere that those flags name: a change in one compiles anew.
+    """
+    flags = (*FLAGS, *STRICT, *more_flags)
     sources = sorted(SOURCES.glob("*.cpp"))
-    name = "sanitized" if sanitize else "kernels"
-    name = f"{name}-{_digest([*sources, *sorted(SOURCES.glob('*.h'))], flags)}.so"
+    name = f"{kind}-{_digest([*sources, *sorted(SOURCES.glob('*.h')), *more_files], flags)}.so"
     built = CHECKOUT / "build" / "kernels" / name
     if built.exists():
         return built

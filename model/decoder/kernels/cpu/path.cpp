@@ -1,6 +1,9 @@
 // See path.h.
 #include "path.h"
 
+#include "avx512.h"
+#include "matmul_avx512.h"
+
 namespace es {
 namespace {
 
@@ -15,9 +18,18 @@ void avx2_product(const Part& part, int64_t tile, const QuantRows& q, const Floa
     }
 }
 
-const Path kPaths[] = {{"avx2", each_tile, avx2_product}};
+void avx512_product(const Part& part, int64_t unit, const QuantRows& q, const FloatRows& x, int64_t count, const Target& to,
+                    Panel&) {
+    if (quantised(part.format)) {
+        avx512::quantised_unit(part, unit, q, count, to);
+    } else {
+        avx512::float_unit(part, unit, x, count, to);
+    }
+}
 
-int32_t best() { return kAvx2; }
+const Path kPaths[] = {{"avx2", each_tile, avx2_product}, {"avx512", avx512::units, avx512_product}};
+
+int32_t best() { return has_avx512() ? kAvx512 : kAvx2; }
 
 int32_t level = best();
 
@@ -29,7 +41,6 @@ const Path& chosen_path() { return kPaths[level]; }
 
 extern "C" {
 
-int32_t es_level(void) { return es::level; }
 const char* es_level_name(void) { return es::kPaths[es::level].name; }
 
 int32_t es_choose(int32_t level) {

@@ -23,9 +23,8 @@ const Path& chosen_path();
 }  // namespace es
 
 extern "C" {
-int32_t es_level(void);
 const char* es_level_name(void);
-// For tests: take another path from now on (no step may be running). Returns the level taken, which is
-// the one asked for unless the processor cannot run it.
+// For tests: take another path from now on; no step may be running. Returns the level taken: the one asked for, or
+// the highest the processor can run.
 int32_t es_choose(int32_t level);
 }

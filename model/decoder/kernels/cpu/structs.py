@@ -4,7 +4,7 @@ Knows the C interface; a test compares the sizes with what C++ says. An edit the
 """
 
 import ctypes
-from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 
 ABSENT = -1  # a buffer number: no such operand
 LOGITS = -2  # a buffer number: the step's result
@@ -126,6 +126,10 @@ class Step(Structure):
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     """Give the library's functions their types."""
     library.es_pool_start.argtypes = [c_int32]
+    library.es_level_name.argtypes = []
+    library.es_level_name.restype = c_char_p
+    library.es_choose.argtypes = [c_int32]
+    library.es_choose.restype = c_int32
     library.es_read_memory.argtypes = [c_void_p, c_int64]
     library.es_read_memory.restype = c_int64
     library.es_packed_bytes.argtypes = [c_int32, c_int64, c_int64]
