@@ -208,6 +208,7 @@ def main(arguments: list[str]) -> int:
         return REFUSED
     gc.collect()
     gc.freeze()  # what is loaded stays: the collector need not walk it again in the middle of a step
+    gc.collect()  # its full rounds come by what is there beside the frozen: nothing now, so they come soon
     try:
         connection.send(ready)
         serve(engine, connection)

@@ -178,7 +178,13 @@ class Engine:
     def _close(self, group: Group) -> None:
         group.num_open -= 1
         if group.num_open <= 0:
-            self._groups.pop(group.submit.request, None)
+            self._forget(group)
+
+    def _forget(self, group: Group) -> None:
+        """Let go of a request and what it remembered at once: the circle of group and sequences would wait for a
+        full collection, and those are rare in a process whose loaded model is frozen."""
+        group.sequences.clear()
+        self._groups.pop(group.submit.request, None)
 
     def _last_word(self, group: Group, choice: int, index: int, evicted: int = 0) -> None:
         submit = group.submit
@@ -191,7 +197,7 @@ class Engine:
             if not sequence.finished:
                 self.scheduler.remove(sequence)
         group.num_open = 0
-        self._groups.pop(group.submit.request, None)
+        self._forget(group)
         self._rows = [row for row in self._rows if row.request != group.submit.request]
 
     def _count(self, plan: Plan, seconds: float) -> None:

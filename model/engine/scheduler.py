@@ -18,6 +18,7 @@ from model.engine.sequence import Group, Sequence
 from model.engine.stats import Counters
 
 SCORING_CHUNK = 64  # positions a step whose logits are all wanted: bounds the logits in memory
+_DEADLINES = 64  # watched ones before the first look for those that need no watching any more
 PATIENCE = 10.0  # seconds a new request waits before streams that might never end make room for it
 
 
@@ -42,6 +43,7 @@ class Scheduler:
         self.max_chunk = token_budget  # tests cut prompts smaller
         self._waiting: list[_Waiting] = []
         self._deadlines: list[tuple[float, int, Group]] = []
+        self._most_deadlines = _DEADLINES
         self._suspects: list[Group] = []
         self._order = itertools.count()
         self._counters = counters
@@ -65,9 +67,17 @@ class Scheduler:
         if submit.alone:
             self._suspects.append(group)
         if submit.queue_timeout is not None:
-            heapq.heappush(self._deadlines, (group.arrived + submit.queue_timeout, next(self._order), group))
+            self._watch_deadline(group, group.arrived + submit.queue_timeout)
         for sequence in group.sequences:
             self.add(sequence)
+
+    def _watch_deadline(self, group: Group, deadline: float) -> None:
+        """Remember it; those that began or ended since are let go of now and then, not only when their time comes."""
+        if len(self._deadlines) >= self._most_deadlines:
+            self._deadlines = [entry for entry in self._deadlines if not entry[2].started and entry[2].num_open > 0]
+            heapq.heapify(self._deadlines)
+            self._most_deadlines = 2 * len(self._deadlines) + _DEADLINES
+        heapq.heappush(self._deadlines, (deadline, next(self._order), group))
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait for its turn."""

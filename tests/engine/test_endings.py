@@ -1,7 +1,10 @@
 """Requests that are cancelled, fail, are taken up again or are watched. One last word each, always."""
 
+import gc
+
 import pytest
 
+from model.engine.sequence import Group, Sequence
 from model.protocol import Cancel, Failed, Resume, Retention, SamplingParams
 from tests.engine.fake import VOCABULARY, Bench, FakeDecoder, Truth, prompt_of
 
@@ -251,3 +254,42 @@ def test_memory_of_a_long_stream_is_constant():
     touched = {block for block in range(64) if bench.pool._key_of[block] is not None}
     assert len(touched) < 20, "an endless stream goes round in a few blocks"
     assert message.stats.tokens_evicted == 10 + 2000 - 1 - 3 - 15
+
+
+# What is left behind.
+
+
+@pytest.mark.parametrize("end", ["finish", "stop", "cancel", "one by one", "fail", "refused"])
+@pytest.mark.parametrize("retention", [Retention(), SINKS], ids=["whole", "sinks"])
+def test_a_request_that_has_ended_is_let_go_of_at_once(end, retention):
+    """Without the collector: its full rounds are rare, and what waits for them makes the worker grow for minutes."""
+    bench = Bench(decoder=FakeDecoder(poison=5 if end == "fail" else -1))
+    gc.collect()
+    gc.disable()
+    try:
+        params = SamplingParams(temperature=0, max_tokens=30, stop_token_ids=tuple(range(20)) if end == "stop" else ())
+        prompt = [5, *prompt_of(20)] if end == "fail" else prompt_of(20)
+        for number in range(4):
+            timeout = 0.0 if end == "refused" else None
+            bench.submit(f"r{number}", prompt, params=params, retention=retention, n=3, queue_timeout=timeout)
+        for _ in range(0 if end == "refused" else 5):
+            bench.step()
+        for number in range(4):
+            for choice in {"cancel": (-1,), "one by one": (1, 0, 2)}.get(end, ()):
+                bench.engine.cancel(Cancel(f"r{number}", choice))
+        bench.run()
+        bench.submit("last", prompt_of(3), params=GREEDY)  # what the scheduler planned last is let go of
+        bench.run()
+        alive = [thing for thing in gc.get_objects() if type(thing) in (Group, Sequence)]
+        names = {(thing.submit if type(thing) is Group else thing.group.submit).request for thing in alive}
+        assert names <= {"last"}
+    finally:
+        gc.enable()
+
+
+def test_deadlines_of_requests_that_began_do_not_pile_up():
+    bench = Bench()
+    for number in range(300):
+        bench.submit(f"r{number}", prompt_of(3), params=SamplingParams(max_tokens=1), queue_timeout=600.0)
+        bench.run()
+    assert len(bench.scheduler._deadlines) <= 65
