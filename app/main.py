@@ -42,6 +42,7 @@ log = logging.getLogger("everstream.main")
 KEEP_ALIVE_SECONDS = 75
 LAST_WORDS_SECONDS = 3
 SEND_BUFFER_BYTES = 128 << 10
+GARBAGE_OBJECTS = 10_000
 
 
 def create_app(
@@ -182,6 +183,7 @@ async def run_until_signal(
             _show(settings, supervisor, revision, listener)
             gc.collect()
             gc.freeze()  # what is there now stays: collections during streams need not walk through it
+            gc.set_threshold(GARBAGE_OBJECTS)  # events leave no cycles, so that little is found by looking often
         await asyncio.wait((stopping, serving), return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():
             log.info("draining", extra={"streams": app.state.service.num_open, "grace": settings.grace})

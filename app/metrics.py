@@ -4,7 +4,6 @@ Knows metric names and how to count; does not know who calls. Request counters a
 worker counters add up over worker lives, so a restart neither loses nor repeats. Names: README, "Metrics".
 """
 
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
@@ -187,15 +186,15 @@ class Metrics:
         """The page that Prometheus reads."""
         return generate_latest(self.registry)
 
-    def token_gap(self, seconds: float) -> None:
-        """Two deliveries to one choice, this far apart."""
+    def token_gap(self, seconds: float, now: float) -> None:
+        """Two deliveries to one choice, this far apart, the second one at `now` (`time.monotonic`)."""
         self.gap.observe(seconds)
-        self.live.gaps.append((time.monotonic(), seconds))
+        self.live.gaps.append((now, seconds))
 
-    def first_token(self, seconds: float) -> None:
-        """A request's first token, this long after the request."""
+    def first_token(self, seconds: float, now: float) -> None:
+        """A request's first token, this long after the request, at `now` (`time.monotonic`)."""
         self.first.observe(seconds)
-        self.live.first_tokens.append((time.monotonic(), seconds))
+        self.live.first_tokens.append((now, seconds))
 
     def resumed(self) -> None:
         """A stream is taken up again."""

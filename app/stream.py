@@ -112,8 +112,8 @@ class Timings:
 class Observer(Protocol):
     """What the service tells whoever counts."""
 
-    def token_gap(self, seconds: float) -> None: ...
-    def first_token(self, seconds: float) -> None: ...
+    def token_gap(self, seconds: float, now: float) -> None: ...
+    def first_token(self, seconds: float, now: float) -> None: ...
     def resumed(self) -> None: ...
     def poisoned(self) -> None: ...
     def finished(self, generation: Generation, usage: Usage, timings: Timings, reason: str) -> None: ...
@@ -230,6 +230,8 @@ class Stream:
 
     def take_pending(self) -> tuple[Delta, ...]:
         """What is there without waiting: the rest of what one step gave, so that it goes out in one write."""
+        if not self._pending:
+            return ()
         pending = tuple(self._pending)
         self._pending.clear()
         return pending
@@ -281,7 +283,8 @@ class Stream:
             raise Broken(again + event.message, event.reason, _REJECTION_STATUS.get(event.reason, 503))
 
     def _row(self, row: Row) -> None:
-        self.prompt_logprobs.extend(row.prompt_logprobs)
+        if row.prompt_logprobs:
+            self.prompt_logprobs.extend(row.prompt_logprobs)
         choice = self._choices[row.choice]
         if choice.finished:
             return
@@ -310,9 +313,9 @@ class Stream:
             timings.first_token = now
             timings.queue_seconds = row.queue_seconds
             timings.prefill_seconds = row.prefill_seconds
-            self._observer.first_token(now - timings.opened)
+            self._observer.first_token(now - timings.opened, now)
         elif not first:
-            self._observer.token_gap(now - choice.last_token)
+            self._observer.token_gap(now - choice.last_token, now)
         choice.last_token = timings.last_token = now
         self._gained = True
         self._strikes = 0

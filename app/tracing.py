@@ -31,8 +31,8 @@ class Tracing:
         self._tracer = self._provider.get_tracer("everstream")
         self._model = model
         self._context = TraceContextTextMapPropagator()
-        self.token_gap: Callable[[float], None] = following.token_gap
-        self.first_token: Callable[[float], None] = following.first_token
+        self.token_gap: Callable[[float, float], None] = following.token_gap
+        self.first_token: Callable[[float, float], None] = following.first_token
         self.resumed: Callable[[], None] = following.resumed
         self.poisoned: Callable[[], None] = following.poisoned
         self.rejected: Callable[[str], None] = following.rejected

@@ -34,7 +34,7 @@ from model.wire import BlockingConnection, ConnectionClosed
 NAME = "front"
 PROMPT = "Tell me about the sea."
 ENDLESS = 1_000_000
-BODIES = {
+BODIES: dict[str, tuple[str, dict[str, object]]] = {
     "completions": ("/v1/completions", {"prompt": PROMPT}),
     "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": PROMPT}]}),
 }

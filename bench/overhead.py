@@ -36,10 +36,10 @@ NAME = "overhead"
 class Silent(Metrics):
     """Metrics that are never fed."""
 
-    def token_gap(self, seconds: float) -> None:
+    def token_gap(self, seconds: float, now: float) -> None:
         """Nothing."""
 
-    def first_token(self, seconds: float) -> None:
+    def first_token(self, seconds: float, now: float) -> None:
         """Nothing."""
 
     def finished(self, asked: Generation, usage: Usage, timings: Timings, reason: str) -> None:  # type: ignore[override]  # same caller

@@ -4,7 +4,7 @@ Knows the shape of chat answers: roles, content, thoughts; the conversation's te
 around the choices are its neighbours'.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -29,7 +29,18 @@ from app.api.bodies import read_body
 from app.api.conversations import prompt_of, render
 from app.api.documentation import documented
 from app.api.errors import Invalid
-from app.api.events import DONE, WAITING, EventResponse, collected, encoder, event, open_streams, pieces, shaped
+from app.api.events import (
+    DONE,
+    WAITING,
+    EventResponse,
+    Template,
+    collected,
+    encoder,
+    event,
+    open_streams,
+    pieces,
+    shaped,
+)
 from app.api.schemas_requests import ChatRequest
 from app.generation import Delta, Stream
 from app.text.chat_template import opens_thoughts
@@ -83,9 +94,12 @@ class _Writer:
         self._frame = frame
         self._shaper = Shaper(tokenizer)
         self._begun: set[int] = set()
+        self._tells = bool(body.logprobs or body.trace)
+        self._plain = not self._tells and not frame.talkative
+        self._templates: dict[int, Template] = {}
         self._splitters = [ReasoningSplitter(inside) for _ in range(body.n or 1)] if inside is not None else []
 
-    async def events(self, streams: Sequence[Stream]) -> AsyncIterator[bytes]:
+    async def events(self, streams: Sequence[Stream]) -> AsyncGenerator[bytes, None]:
         """The stream's bytes."""
         async for piece in pieces(streams):
             if not piece.deltas:
@@ -108,8 +122,9 @@ class _Writer:
             opening = ChatChunkChoice(delta.choice, ChatDelta(role="assistant", content=""), None, None)
             data = event(self._chunk([opening], prompt_logprobs=told, **self._frame.around(streams, [])))
         parted = self._part(delta)
-        tells = delta.tokens and (self._body.logprobs or self._body.trace)
-        if not (any(parted) or delta.finish_reason or tells or self._frame.talkative):
+        if self._plain and delta.finish_reason is None and not parted.reasoning:
+            return data + self._template(delta.choice).event(parted.content) if parted.content else data
+        if not (any(parted) or delta.finish_reason or (self._tells and delta.tokens) or self._frame.talkative):
             return data
         added = ChatDelta(content=parted.content or UNSET, reasoning_content=parted.reasoning or UNSET)
         choice = ChatChunkChoice(
@@ -121,6 +136,18 @@ class _Writer:
             self._trace(delta),
         )
         return data + event(self._chunk([choice], **self._frame.around(streams, [delta])))
+
+    def _template(self, choice: int) -> Template:
+        """The events of a choice between its first and its last, where they tell nothing but content."""
+        found = self._templates.get(choice)
+        if found is None:
+            usage = None if self._frame.include_usage else UNSET
+
+            def chunk(text: str) -> ChatChunk:
+                return self._chunk([ChatChunkChoice(choice, ChatDelta(content=text), None, None)], usage=usage)
+
+            found = self._templates[choice] = Template(chunk)
+        return found
 
     def whole(self, streams: Sequence[Stream], answers: Mapping[tuple[int, int], Delta]) -> ChatCompletion:
         """The whole answer: the joined deltas in the same shape."""

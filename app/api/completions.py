@@ -3,7 +3,7 @@
 Knows the shape of completions; prompts, checks, streams and the frame around the choices are its neighbours'.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -17,7 +17,18 @@ from app.api.asking import Frame, Logprobs, door_of, generations
 from app.api.bodies import read_body
 from app.api.documentation import documented
 from app.api.errors import Invalid
-from app.api.events import DONE, WAITING, EventResponse, collected, encoder, event, open_streams, pieces, shaped
+from app.api.events import (
+    DONE,
+    WAITING,
+    EventResponse,
+    Template,
+    collected,
+    encoder,
+    event,
+    open_streams,
+    pieces,
+    shaped,
+)
 from app.api.prompts import Prompt, echoes, read_prompts
 from app.api.schemas_requests import CompletionRequest
 from app.generation import Delta, Stream
@@ -90,13 +101,15 @@ class _Writer:
         self._begun: set[int] = set()
         k = _prompt_logprobs(body)
         self._candidates = 0 if k is None else k + 1
+        self._plain = body.logprobs is None and not body.trace and not frame.talkative
+        self._templates: dict[int, Template] = {}
 
     @property
     def weight(self) -> int:
         """How many candidates of prompts the whole answer tells."""
         return sum(len(prompt.ids) for prompt in self._prompts) * self._candidates
 
-    async def events(self, streams: Sequence[Stream]) -> AsyncIterator[bytes]:
+    async def events(self, streams: Sequence[Stream]) -> AsyncGenerator[bytes, None]:
         """The stream's bytes."""
         async for piece in pieces(streams):
             if not piece.deltas:
@@ -104,7 +117,10 @@ class _Writer:
             numbered: Sequence[Delta] = piece.deltas
             if piece.prompt:
                 numbered = [replace(delta, choice=piece.prompt * self._n + delta.choice) for delta in piece.deltas]
-            data = await shaped(self._weight(numbered), self._written, streams, numbered)
+            weight = self._candidates and self._weight(numbered)
+            data = (
+                await shaped(weight, self._written, streams, numbered) if weight else self._written(streams, numbered)
+            )
             if data:
                 yield data
         if self._frame.include_usage:
@@ -131,7 +147,26 @@ class _Writer:
         return sum(len(self._prompts[number].ids) for number in new) * self._candidates
 
     def _written(self, streams: Sequence[Stream], deltas: Sequence[Delta]) -> bytes:
-        return b"".join(event(self._chunk(streams, delta)) for delta in deltas if self._speaks(delta))
+        parts = []
+        for delta in deltas:
+            if self._plain and delta.finish_reason is None and delta.choice in self._begun:
+                if delta.text:
+                    parts.append(self._template(delta.choice).event(delta.text))
+            elif self._speaks(delta):
+                parts.append(event(self._chunk(streams, delta)))
+        return b"".join(parts)
+
+    def _template(self, choice: int) -> Template:
+        """The events of a choice between its first and its last, where they tell nothing but text."""
+        found = self._templates.get(choice)
+        if found is None:
+            usage = None if self._frame.include_usage else UNSET
+
+            def chunk(text: str) -> Completion:
+                return self._completion([CompletionChoice(choice, text, None, None)], usage=usage)
+
+            found = self._templates[choice] = Template(chunk)
+        return found
 
     def _chunk(self, streams: Sequence[Stream], delta: Delta) -> Completion:
         return self._completion([self._choice(streams, delta)], **self._frame.around(streams, [delta]))

@@ -4,10 +4,8 @@ Works on bytes, not on the `tokenizers` library's streaming decoder, which can r
 text back through invalid bytes. Knows bytes and UTF-8; does not know stop strings, streams or requests.
 """
 
-import codecs
+from codecs import utf_8_decode
 from typing import Protocol
-
-_Utf8 = codecs.getincrementaldecoder("utf-8")
 
 
 class Vocabulary(Protocol):
@@ -28,20 +26,22 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Vocabulary, skip_special_tokens: bool = True) -> None:
-        self._tokenizer = tokenizer
-        self._skip_special = skip_special_tokens
-        self._decoder = _Utf8(errors="replace")
+        self._token_bytes = tokenizer.token_bytes
+        self._is_special = tokenizer.is_special if skip_special_tokens else None
+        self._held = b""
 
     def push(self, token: int) -> str:
         """The characters that became complete with this token; an id that no token has adds nothing."""
-        if self._skip_special and self._tokenizer.is_special(token):
+        if self._is_special is not None and self._is_special(token):
             return ""
-        return self._decoder.decode(self._tokenizer.token_bytes(token))
+        data = self._held + self._token_bytes(token)
+        text, length = utf_8_decode(data, "replace", False)
+        self._held = data[length:]
+        return text
 
     def finish(self) -> str:
         """What is still to be shown at the end; an incomplete character is dropped."""
-        held = self._decoder.getstate()[0]
-        self._decoder.reset()
+        held, self._held = self._held, b""
         # Python waits for a third byte behind half a surrogate (ED A0 to ED BF), which no byte can complete.
         shown = held.decode(errors="replace")
         return shown if len(shown) > 1 else ""

@@ -1,6 +1,7 @@
 """Names that dashboards know, counters over worker lives, and a feed of plain numbers."""
 
 import json
+import time
 from itertools import pairwise
 
 import pytest
@@ -61,7 +62,7 @@ def test_every_known_name_is_there(metrics):
 def test_latency_buckets_are_fine(metrics):
     assert LATENCY[0] == 0.001
     assert all(high / low < 2.01 for low, high in pairwise(LATENCY))
-    metrics.first_token(0.0015)
+    metrics.first_token(0.0015, 0.0)
     value = metrics.registry.get_sample_value
     assert value("everstream_time_to_first_token_seconds_bucket", {"le": "0.001"}) == 0
     assert value("everstream_time_to_first_token_seconds_bucket", {"le": "0.002"}) == 1
@@ -100,8 +101,8 @@ def test_cache_use_is_a_share(metrics):
 def test_live_feed_is_json_and_bounded(metrics):
     for number in range(5000):
         metrics.worker_step(0, step(number + 1, last_prefill_tokens=7, last_decode_rows=3), Stats(steps=number))
-        metrics.token_gap(number / 1000)
-        metrics.first_token(0.5)
+        metrics.token_gap(number / 1000, time.monotonic())
+        metrics.first_token(0.5, time.monotonic())
     feed = metrics.live.snapshot()
     json.dumps(feed)
     assert len(feed["steps"]) <= 600
