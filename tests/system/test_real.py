@@ -1,6 +1,7 @@
 """The same promises with the default model and the real worker: crashes, hangs, poison, crowds, the first stream."""
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -9,7 +10,7 @@ import psutil
 import pytest
 
 from tests.system.harness import Answer, ask, client
-from tests.system.test_crash import KILLS, STREAMS, kill_at_random, undisturbed
+from tests.system.test_crash import KILLS, STREAMS, kill_at_random, plain, undisturbed
 from tests.system.test_lifecycle import until
 
 NAME = "smollm2-135m-instruct"
@@ -88,6 +89,53 @@ async def test_a_poisonous_request_fails_alone(real_server):
     assert [answer.text for answer in answers] == [answer.text for answer in expected]
     assert server.metrics()["requests_poisoned_total"] == 1
     assert server.metrics()["worker_restarts_total"] == 2
+
+
+async def each_worker(http):
+    """What /live says of each worker, by its number."""
+    async with http.stream("GET", "/live") as response:
+        async for line in response.aiter_lines():
+            if line.startswith("data: "):
+                return json.loads(line[6:])["workers"]
+    raise AssertionError("the service said nothing of itself")
+
+
+async def test_two_workers_share_the_streams_and_one_takes_over_the_others(real_server):
+    server = real_server(workers=2, cache_bytes="48MiB", served_name=NAME)
+    await until(lambda: server.metrics()["workers_ready"] == 2, 30)
+    long = " ".join(f"{number} green bottles hanging on the wall," for number in range(40))
+    asked = bodies(8, 60)
+    async with client(server) as http:
+        first = await ask(http, model=NAME, prompt=long, max_tokens=1, stream=False)
+        again = [await ask(http, model=NAME, prompt=f"{long} {n}", max_tokens=1, stream=False) for n in range(4)]
+        size = first.body["usage"]["prompt_tokens"]
+        assert size > 256
+        for answer in again:  # whoever computed the beginning gets all that begin so
+            assert answer.body["usage"]["prompt_tokens_details"]["cached_tokens"] > size - 32
+        expected = await asyncio.gather(*(ask(http, **body) for body in asked))
+        apart = await each_worker(http)
+        assert {number: stats["tokens_sampled"] > 100 for number, stats in apart.items()} == {"0": True, "1": True}
+        values = server.metrics()
+        assert values["kv_blocks"] == sum(stats["blocks_total"] for stats in apart.values())
+        assert values["tokens_sampled_total"] == sum(stats["tokens_sampled"] for stats in apart.values())
+        assert values["worker_resident_memory_bytes"] > 1.5 * max(stats["resident_bytes"] for stats in apart.values())
+        answers = [Answer() for _ in asked]
+        tasks = [asyncio.create_task(ask(http, answer, **body)) for answer, body in zip(answers, asked, strict=True)]
+        await until(lambda: all(answer.between for answer in answers))
+        os.kill(server.workers()[0].pid, signal.SIGKILL)
+        await until(lambda: server.metrics()["workers_ready"] == 1, 2)
+        assert server.ready_status() == 200
+        resumed = server.metrics()["streams_resumed_total"]
+        await asyncio.gather(*tasks)
+        assert resumed == 4, "half of the streams ran on it"
+        for answer, want in zip(answers, expected, strict=True):
+            assert not answer.errors
+            assert (answer.text, answer.finish, plain(answer.usage)) == (want.text, want.finish, plain(want.usage))
+        await until(lambda: server.metrics()["workers_ready"] == 2, 20)
+        values = await server.quiet()
+    assert values["worker_restarts_total"] == 1
+    assert values["requests_poisoned_total"] == 0
+    assert values["generation_tokens_total"] == 5 + 2 * sum(body["max_tokens"] for body in asked)
 
 
 async def test_a_crowd_that_gives_up(real_server):
