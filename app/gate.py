@@ -87,25 +87,31 @@ class Gate:
         state["send"] = send  # for bodies of many pieces, which nobody on the way looks at
         state["traceparent"] = headers.get(b"traceparent", b"").decode("latin-1")
         status = 0
+        # HEAD is GET without the body: the routes below see a GET, and what they send ends with its head.
+        inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
 
         async def answer(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
-            await send(message)
+                await send(message)
+                if inner is not scope:
+                    await send({"type": "http.response.body", "body": b""})
+            elif inner is scope:
+                await send(message)
 
         try:
             self._authorise(scope, headers, state)
             body = await self._body(headers, receive)
-            await self._run(scope, body, receive, answer)
+            await self._run(inner, body, receive, answer)
             status = status or _CLIENT_GONE
         except _Turned as turned:
             await _refuse(answer, turned)
         except _Gone:
             status = _CLIENT_GONE
         finally:
-            self._finish(scope, status or 500, time.perf_counter() - started)
+            self._finish(scope["method"], inner, status or 500, time.perf_counter() - started)
 
     def _authorise(self, scope: Scope, headers: dict[bytes, bytes], state: dict[str, Any]) -> None:
         path = scope["path"]
@@ -184,9 +190,9 @@ class Gate:
             if not route.done():
                 route.cancel()
 
-    def _finish(self, scope: Scope, status: int, seconds: float) -> None:
+    def _finish(self, given: str, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "other")
-        method = scope["method"] if scope["method"] in _KNOWN_METHODS else "other"
+        method = given if given in _KNOWN_METHODS else "other"
         self._counter.http_request(route, method, status)
         if route.startswith("/health") or route == "/metrics":
             return

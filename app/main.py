@@ -75,7 +75,7 @@ def create_app(
         pulse.cancel()
         await app.state.chat_template.close()
 
-    app = FastAPI(title="Everstream", lifespan=lifespan)
+    app = FastAPI(title="Everstream", lifespan=lifespan, redirect_slashes=False)
     app.state.settings = settings
     app.state.service = service
     app.state.metrics = metrics

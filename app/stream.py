@@ -211,7 +211,9 @@ class Stream:
                     self._take(event)
                     if self._broken is not None:
                         broken = self._broken
-                        raise Refused(503, broken.message, code=broken.code, retry_after=1) from broken
+                        own = broken.status < 500  # the request's own fault: trying again would not help
+                        status, retry = (broken.status, None) if own else (503, 1)
+                        raise Refused(status, broken.message, code=broken.code, retry_after=retry) from broken
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self

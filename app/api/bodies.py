@@ -44,6 +44,9 @@ def parse_body(data: bytes, kind: type[Body]) -> Body:
     """`data` as a checked request. Raises Invalid."""
     try:
         value = msgspec.json.decode(data)
+    except msgspec.ValidationError as error:  # well-formed, but a number that no machine number can hold
+        text = "a number is beyond the range of 64-bit floating point, or an integer has thousands of digits"
+        raise Invalid(text, _out_of_range(data), "invalid_value") from error
     except (msgspec.DecodeError, RecursionError) as error:
         raise Invalid(f"the body is no valid JSON: {str(error)[:200]}", code="invalid_json") from error
     if not isinstance(value, dict):
@@ -55,6 +58,20 @@ def parse_body(data: bytes, kind: type[Body]) -> Body:
     except ValidationError as error:
         first = _told(error.errors(include_url=False))
         raise Invalid(_sentence(first), _path(first) if first["loc"] else None, "invalid_value") from error
+
+
+def _out_of_range(data: bytes) -> str | None:
+    """The first field with a number that cannot be held; None where the body is no object."""
+    try:
+        fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    except msgspec.DecodeError:
+        return None
+    for name, raw in fields.items():
+        try:
+            msgspec.json.decode(raw)
+        except msgspec.DecodeError:
+            return name[:200]
+    return None
 
 
 def _honoured(value: dict[str, Any], kind: type[Strict]) -> dict[str, Any]:

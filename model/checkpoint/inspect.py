@@ -5,6 +5,7 @@ table of tensors and a rehearsal of loading, so a model that would not load is s
 """
 
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -69,10 +70,14 @@ def main(arguments: Sequence[str]) -> int:
     except CheckpointError as error:
         print(error, file=sys.stderr)
         return 1
-    if flags:
-        print(json.dumps(facts, indent=2, ensure_ascii=False))
-    else:
-        Console().print(_table(facts))
+    try:
+        if flags:
+            print(json.dumps(facts, indent=2, ensure_ascii=False))
+        else:
+            Console().print(_table(facts))
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, `head` say, has seen enough; what is left is flushed at exit, to nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

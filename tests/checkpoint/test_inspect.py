@@ -95,3 +95,13 @@ def test_as_a_process(tiny):
     )
     assert done.stderr == ""
     assert "llama" in done.stdout
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_a_reader_that_leaves_is_no_error(tiny, flags):
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "model.checkpoint.inspect", str(tiny), *flags]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    os.close(write)
+    assert done.stderr == ""

@@ -12,6 +12,7 @@ import httpx
 import pytest
 import uvicorn
 
+from app.connections import ConnectionLimits, limited
 from app.main import create_app
 from app.metrics import Metrics
 from app.settings import Settings
@@ -65,7 +66,14 @@ class Thread(threading.Thread):
         self.pool = FakePool(EngineConfig(model="fake", name="fake", socket="", **engine), **behaviour)
         self.metrics = Metrics()
         app = create_app(settings, self.pool, tokenizer, self.metrics, model="fake")
-        config = uvicorn.Config(app, log_config=None, access_log=False, ws="none", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            app,
+            http=limited(ConnectionLimits()),
+            log_config=None,
+            access_log=False,
+            ws="none",
+            timeout_graceful_shutdown=1,
+        )
         self.server = uvicorn.Server(config)
         steps = asyncio.create_task(self.pool.run())
         asyncio.get_running_loop().call_later(0.01, self.watch)

@@ -292,6 +292,53 @@ def test_addresses_and_methods_that_are_not_there(served):
     assert error_of(served.http.delete("/v1/models"), 405)
 
 
+def test_a_trailing_slash_is_another_address(served):
+    for path in (f"{COMPLETIONS}/", f"{CHAT}/", "/v1/models/", "/tokenize/", "/health/ready/", "/metrics/", "/live/"):
+        error_of(served.http.get(path, headers={"host": "elsewhere.example"}), 404)
+
+
+def test_head_answers_where_get_does(served):
+    for path in (
+        "/",
+        "/health",
+        "/health/ready",
+        "/metrics",
+        "/v1/models",
+        "/v1/models/fake",
+        "/openapi.json",
+        "/live",
+    ):
+        got = served.http.head(path, timeout=5)
+        assert (got.status_code, got.content) == (200, b""), path
+        assert got.headers["x-request-id"]
+    assert (
+        served.http.head("/v1/models").headers["content-length"]
+        == served.http.get("/v1/models").headers["content-length"]
+    )
+    assert served.http.head("/v1/nothing").status_code == 404
+    assert served.http.head(COMPLETIONS).status_code == 405
+
+
+def test_bytes_that_are_no_http_are_refused_in_json(served):
+    with socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2])), timeout=10) as sock:
+        sock.sendall(b"this is no request\r\n\r\n")
+        answer = b""
+        while data := sock.recv(4096):
+            answer += data
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("temperature", "1e999"), ("seed", "9" * 5000), ("logit_bias", '{"1": -1e400}')]
+)
+def test_numbers_that_no_machine_holds_name_their_field(served, field, value):
+    data = f'{{"prompt": "Hi", "top_p": 0.5, "{field}": {value}}}'
+    error = error_of(served.http.post(COMPLETIONS, content=data, headers={"content-type": "application/json"}))
+    assert (error["param"], error["code"]) == (field, "invalid_value")
+
+
 def test_another_model_is_not_found(served):
     for path, body in ((COMPLETIONS, {"prompt": "Hi"}), (CHAT, {"messages": USER}), ("/tokenize", {"prompt": "Hi"})):
         error = error_of(served.post(path, {**body, "model": "gpt-4"}), 404)

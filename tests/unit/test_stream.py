@@ -97,6 +97,16 @@ async def test_a_request_that_fails_by_its_own_fault_is_a_400(tokenizer):
     assert (caught.value.status, caught.value.code) == (400, "no_token_left")
 
 
+@pytest.mark.parametrize(("reason", "status", "retry"), [("no_token_left", 400, None), ("", 503, 1)])
+async def test_a_request_that_fails_before_its_stream_begins(tokenizer, reason, status, retry):
+    bench = Bench(tokenizer)
+    bench.pool.place = lambda submit, inbox: inbox.put(Failed("r", 1, "no token is left", reason))
+    with pytest.raises(Refused, match="no token is left") as caught:
+        await collect(bench.service, ask())
+    assert (caught.value.status, caught.value.retry_after) == (status, retry)
+    assert caught.value.code == (reason or "internal_error")
+
+
 @pytest.mark.parametrize(
     ("reason", "status", "retry"), [("too_long", 400, False), ("queue_full", 429, True), ("draining", 503, True)]
 )
