@@ -34,8 +34,8 @@ DOING = tuple(f"model.engine.{name}" for name in ("batch", "runner", "sampler", 
 
 ROWS = (
     # The room of text.
-    Row("app.text.tokenizer", ("model.gguf_file", "app.text"), ("tokenizers", "jinja2", "gguf")),
-    Row("app.text app.text.*", ("app.text",), ("tokenizers", "jinja2", "gguf")),
+    Row("app.text.tokenizer", ("model.gguf_file", "app.text"), ("tokenizers", "sentencepiece", "jinja2", "gguf")),
+    Row("app.text app.text.*", ("app.text",), ("tokenizers", "sentencepiece", "jinja2", "gguf")),
     Row("app.hub", (), ("huggingface_hub",)),
     Row("app.catalog", ("app.hub", "model.gguf_file"), ()),
     Row("app.api.schemas app.api.schemas_*", ("app.api.schemas", "model.protocol"), ("pydantic",)),

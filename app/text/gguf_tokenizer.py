@@ -7,27 +7,40 @@ a kind of vocabulary that is not served is refused by name.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
-from tokenizers import pre_tokenizers as pre
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 from app.text.pre_tokenizers import CUTS, byte_level
+from app.text.sentence_pieces import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    SPACE,
+    UNKNOWN,
+    USER_DEFINED,
+    Normalisation,
+    SentencePieces,
+    marks,
+    model_of,
+)
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
-_SPACE = "\u2581"  # how SentencePiece writes a space inside a token
+_ADDED_SCORE = -1000.0
 
 
-def build(metadata: Mapping[str, Any]) -> Tokenizer:
-    """A `tokenizers` pipeline equal to the one the model was trained with; raises ValueError, a clause."""
+def build(metadata: Mapping[str, Any]) -> Tokenizer | SentencePieces:
+    """A pipeline equal to the one the model was trained with; raises ValueError, a clause."""
     kind = metadata.get("tokenizer.ggml.model")
-    builders = {"gpt2": _byte_level_bpe, "llama": _sentencepiece_bpe, "t5": _sentencepiece_unigram}
-    if kind not in builders:
-        raise ValueError(f"its vocabulary is of kind {kind!r}, and only {', '.join(builders)} are served")
+    if kind not in ("gpt2", "llama", "t5"):
+        raise ValueError(f"its vocabulary is of kind {kind!r}, and only gpt2, llama, t5 are served")
     tokens = metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens):
         raise ValueError("it holds no vocabulary (tokenizer.ggml.tokens)")
-    types = _column(metadata, "token_type", len(tokens), _NORMAL)
-    tokenizer = builders[kind](metadata, tokens, types)
-    _add_whole_tokens(tokenizer, metadata, tokens, types)
+    types = _column(metadata, "token_type", len(tokens), NORMAL)
+    stated = kind == "gpt2" or (kind == "llama" and "tokenizer.ggml.merges" in metadata)
+    if not stated:
+        return _sentence_pieces(metadata, tokens, types)
+    tokenizer = (_byte_level_bpe if kind == "gpt2" else _merged_pieces)(metadata, tokens, types)
+    # One call: each call builds the matcher anew.
+    tokenizer.add_tokens(list(_whole_tokens(metadata, tokens, types).values()))
     _add_ends(tokenizer, metadata, tokens)
     return tokenizer
 
@@ -63,68 +76,68 @@ def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _sentencepiece_bpe(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> Tokenizer:
-    """SentencePiece BPE has no list of merges: a pair merges when its whole is a token, best score first."""
-    vocabulary = {token: number for number, token in enumerate(tokens)}
-    if "tokenizer.ggml.merges" in metadata:
-        merges = _merges(metadata)
-    else:
-        merges = _merges_from_scores(tokens, types, _column(metadata, "scores", len(tokens), 0.0))
-    unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
+def _merged_pieces(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> Tokenizer:
+    """BPE over pieces in sentencepiece's spelling whose merges the file states: its scores do not count then."""
+    unknown = _unknown(metadata, tokens, types)
     tokenizer = Tokenizer(
         models.BPE(
-            vocab=vocabulary,
-            merges=merges,
-            unk_token=tokens[unknown] if 0 <= unknown < len(tokens) else None,
+            vocab={token: number for number, token in enumerate(tokens)},
+            merges=_merges(metadata),
+            unk_token=tokens[unknown],
             fuse_unk=True,
-            byte_fallback=_BYTE in types,
+            byte_fallback=BYTE in types,
         )
     )
     prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
-    spaces = normalizers.Replace(" ", _SPACE)
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces]) if prefix else spaces
-    tokenizer.decoder = _sentencepiece_decoder(prefix)
+    spaces = normalizers.Replace(" ", SPACE)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces]) if prefix else spaces
+    steps: list[decoders.Decoder] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
     return tokenizer
 
 
-def _merges_from_scores(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Every way to make a token of two others, by the token's score, best first."""
-    parts = {token for token, kind in zip(tokens, types, strict=True) if kind not in (_UNKNOWN, _CONTROL, _BYTE)}
-    ranked = []
-    for token, score in zip(tokens, scores, strict=True):
-        if token in parts:
-            for middle in range(1, len(token)):
-                left, right = token[:middle], token[middle:]
-                if left in parts and right in parts:
-                    ranked.append((-score, left, right))
-    ranked.sort(key=lambda merge: merge[0])
-    return [(left, right) for _, left, right in ranked]
-
-
-def _sentencepiece_unigram(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> Tokenizer:
+def _sentence_pieces(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> SentencePieces:
+    """The vocabulary as a model of the sentencepiece library, with the whole tokens in front of it."""
+    num_bytes = sum(kind == BYTE for kind in types)
+    if num_bytes not in (0, 256):
+        raise ValueError(f"it has {num_bytes} of the 256 tokens that stand for bytes")
     scores = _column(metadata, "scores", len(tokens), 0.0)
-    unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
-    tokenizer = Tokenizer(
-        models.Unigram(list(zip(tokens, scores, strict=True)), unk_id=unknown, byte_fallback=_BYTE in types)
+    unknown = _unknown(metadata, tokens, types)
+    # Tokens added after the training, to which converters give this score, were never sentencepiece's: they part a
+    # text as special tokens do. Its own user-defined pieces it finds by itself.
+    own = [NORMAL if kind == USER_DEFINED and scores[i] > _ADDED_SCORE else kind for i, kind in enumerate(types)]
+    whole = _whole_tokens(metadata, tokens, own)
+    spellings = [token.replace(" ", SPACE) for token in tokens]
+    owner = {spelling: number for number, spelling in enumerate(spellings)}
+    pieces = []
+    for number, (spelling, score, kind) in enumerate(zip(spellings, scores, types, strict=True)):
+        if not spelling or "\0" in spelling or owner[spelling] != number:
+            # The library wants every spelling once, and none empty or with a zero. Of several the last is meant, as
+            # in a table by spelling; the others get a name that no spelling has.
+            pieces.append((f" {number}", score, UNKNOWN if number == unknown else CONTROL))
+            continue
+        if number == unknown:
+            kind = UNKNOWN
+        elif number in whole or kind == UNKNOWN:
+            kind = CONTROL
+        pieces.append((spelling, score, kind if NORMAL <= kind <= BYTE else NORMAL))
+    normalisation = Normalisation(
+        charsmap=bytes(value & 255 for value in metadata.get("tokenizer.ggml.precompiled_charsmap", ())),
+        prefix=bool(metadata.get("tokenizer.ggml.add_space_prefix", True)),
+        remove_extra_spaces=bool(metadata.get("tokenizer.ggml.remove_extra_whitespaces", False)),
     )
-    steps: list[normalizers.Normalizer] = []
-    charsmap = bytes(value & 255 for value in metadata.get("tokenizer.ggml.precompiled_charsmap", ()))
-    if charsmap:
-        steps.append(normalizers.Precompiled(charsmap))
-    if metadata.get("tokenizer.ggml.remove_extra_whitespaces", False):
-        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
-    steps += [normalizers.Prepend(_SPACE)] if prefix else []
-    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
-    # A token never holds a space but at its front, so cutting there loses nothing and bounds the search.
-    tokenizer.pre_tokenizer = pre.Split(_SPACE, "merged_with_next")
-    tokenizer.decoder = _sentencepiece_decoder(prefix)
-    return tokenizer
+    unigram = metadata["tokenizer.ggml.model"] == "t5"
+    finder = marks(whole, len(tokens))
+    _add_ends(finder, metadata, tokens)
+    return SentencePieces(model_of(pieces, unigram, num_bytes == 256, normalisation), tokens, finder)
 
 
-def _sentencepiece_decoder(prefix: bool) -> decoders.Decoder:
-    steps: list[decoders.Decoder] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
+def _unknown(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> int:
+    """The token that stands for what no other spells: the one named, else the one marked, else the first."""
+    named = metadata.get("tokenizer.ggml.unknown_token_id")
+    if isinstance(named, int) and 0 <= named < len(tokens):
+        return named
+    return next((number for number, kind in enumerate(types) if kind == UNKNOWN), 0)
 
 
 def _column(metadata: Mapping[str, Any], name: str, length: int, default: Any) -> Sequence[Any]:
@@ -135,24 +148,20 @@ def _column(metadata: Mapping[str, Any], name: str, length: int, default: Any) -
     return values
 
 
-def _add_whole_tokens(
-    tokenizer: Tokenizer, metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]
-) -> None:
+def _whole_tokens(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> dict[int, AddedToken]:
     """Tokens that are found whole in the text: control tokens are special, user-defined ones are not."""
-    special = {number for number, kind in enumerate(types) if kind == _CONTROL}
+    special = {number for number, kind in enumerate(types) if kind == CONTROL}
     special |= {
         number
         for name in ("bos", "eos", "eot", "eom", "unknown")
         if isinstance(number := metadata.get(f"tokenizer.ggml.{name}_token_id"), int) and 0 <= number < len(tokens)
     }
-    whole = special | {number for number, kind in enumerate(types) if kind == _USER_DEFINED}
-    added = [
-        AddedToken(tokens[number], normalized=False, special=number in special)
+    whole = special | {number for number, kind in enumerate(types) if kind == USER_DEFINED}
+    return {
+        number: AddedToken(tokens[number], normalized=False, special=number in special)
         for number in sorted(whole)
         if tokens[number]
-    ]
-    # One call: each call builds the matcher anew.
-    tokenizer.add_tokens(added)
+    }
 
 
 def _add_ends(tokenizer: Tokenizer, metadata: Mapping[str, Any], tokens: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
-"""Text to ids and back, from a model folder's tokenizer.json or a GGUF file's metadata.
+"""Text to ids and back, from a model folder's files or a GGUF file's metadata.
 
-Knows vocabularies and special tokens; does not know chats, streams or stop strings. The work is done by
-the `tokenizers` library; this file finds the parts and answers questions about single tokens.
+Knows vocabularies and special tokens; does not know chats, streams or stop strings. The work is done by the
+`tokenizers` and `sentencepiece` libraries; this file finds the parts and answers questions about single tokens.
 """
 
 import json
@@ -16,7 +16,8 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 
-from app.text import gguf_tokenizer
+from app.text import gguf_tokenizer, model_file
+from app.text.sentence_pieces import SentencePieces, piece_bytes
 from model.gguf_file import CheckpointError, read_gguf_file
 
 
@@ -32,14 +33,13 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _ALPHABET = _byte_alphabet()
-_SPACE = "\u2581"
 
 
 @dataclass(frozen=True)
 class Tokenizer:
     """A vocabulary in use. `backend` is the pipeline itself, for streaming decoders."""
 
-    backend: Backend
+    backend: Backend | SentencePieces
     size: int
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
@@ -93,18 +93,12 @@ class Tokenizer:
         return {}
 
     def _bytes_of(self, token: int) -> bytes:
-        added = self._added.get(token)
-        if added is not None:
-            return (added if self.byte_level else added.replace(_SPACE, " ")).encode()
-        piece = self.piece(token)
-        if self.byte_level:
-            return b"".join(bytes([_ALPHABET[char]]) if char in _ALPHABET else char.encode() for char in piece)
-        if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
-            try:
-                return bytes([int(piece[3:5], 16)])
-            except ValueError:
-                return piece.encode()
-        return piece.replace(_SPACE, " ").encode()
+        piece = self._added.get(token, self.piece(token))
+        if not self.byte_level:
+            return piece_bytes(piece)
+        if token in self._added:
+            return piece.encode()
+        return b"".join(bytes([_ALPHABET[char]]) if char in _ALPHABET else char.encode() for char in piece)
 
     @cached_property
     def all_token_bytes(self) -> tuple[bytes, ...]:
@@ -131,7 +125,8 @@ def _from_gguf(path: Path) -> Tokenizer:
     try:
         backend = gguf_tokenizer.build(metadata)
     except Exception as error:  # the library raises plain Exceptions for vocabularies that contradict themselves
-        raise TokenizerError(f"{path} has no tokenizer that can be used: {error}; convert the model again.") from error
+        said = str(error).rstrip(".")
+        raise TokenizerError(f"{path} has no tokenizer that can be used: {said}; convert the model again.") from error
     ids = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     template = metadata.get("tokenizer.chat_template")
     return _assemble(
@@ -144,24 +139,51 @@ def _from_gguf(path: Path) -> Tokenizer:
 
 
 def _from_folder(folder: Path) -> Tokenizer:
-    file = folder / "tokenizer.json"
-    if not file.exists():
-        _convert(folder)
-    try:
-        backend = Backend.from_file(str(file))
-    except Exception as error:  # the library raises plain Exceptions
-        raise TokenizerError(f"{file} cannot be read ({error}); download it again.") from error
     config = _json(folder / "tokenizer_config.json")
     bos, eos = (_text(config.get(f"{name}_token")) for name in ("bos", "eos"))
-    _follow_flags(backend, config, bos, eos)
+    pieces = None if (folder / "tokenizer.json").exists() else _from_model_file(folder, config)
+    backend: Backend | SentencePieces
+    if pieces is None:
+        backend = _from_json(folder)
+        size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        _follow_flags(backend, config, bos, eos)
+    else:
+        backend, size = pieces, len(pieces.tokens)
+        bos, eos = bos or pieces.bos, eos or pieces.eos
+        stated = {name: flag for name, flag in config.items() if flag is not None}
+        _follow_flags(pieces.finder, {"add_bos_token": True} | stated, bos, eos)
     model_config = _json(folder / "config.json")
     ends = _json(folder / "generation_config.json").get("eos_token_id", model_config.get("eos_token_id"))
     eos_ids = [token for token in (ends if isinstance(ends, list) else [ends]) if isinstance(token, int)]
     if not eos_ids and eos is not None:
         eos_ids = [token for token in [backend.token_to_id(eos)] if token is not None]
     bos_id = backend.token_to_id(bos) if bos is not None else model_config.get("bos_token_id")
-    size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     return _assemble(backend, size, bos_id, tuple(dict.fromkeys(eos_ids)), _folder_template(folder, config))
+
+
+def _from_json(folder: Path) -> Backend:
+    file = folder / "tokenizer.json"
+    if not file.exists():
+        _convert(folder)
+    try:
+        return Backend.from_file(str(file))
+    except Exception as error:  # the library raises plain Exceptions
+        raise TokenizerError(f"{file} cannot be read ({error}); download it again.") from error
+
+
+def _from_model_file(folder: Path, config: Mapping[str, Any]) -> SentencePieces | None:
+    """What the folder's tokenizer.model makes, None where it has none that is read as it is."""
+    file = folder / "tokenizer.model"
+    if not file.exists():
+        return None
+    try:
+        return model_file.build(file.read_bytes(), config, _json(folder / "added_tokens.json"))
+    except OSError as error:
+        raise TokenizerError(f"{file} cannot be read ({error.strerror}); download it again.") from error
+    except ValueError as error:
+        raise TokenizerError(
+            f"{file} cannot be read ({error}); download it again, or add the model's tokenizer.json."
+        ) from error
 
 
 def _convert(folder: Path) -> None:
@@ -178,7 +200,7 @@ def _convert(folder: Path) -> None:
 
 
 def _assemble(
-    backend: Backend, size: int, bos_id: Any, eos_ids: tuple[int, ...], chat_template: str | None
+    backend: Backend | SentencePieces, size: int, bos_id: Any, eos_ids: tuple[int, ...], chat_template: str | None
 ) -> Tokenizer:
     added = backend.get_added_tokens_decoder()
     return Tokenizer(
@@ -188,7 +210,7 @@ def _assemble(
         eos_ids=tuple(token for token in eos_ids if 0 <= token < size),
         chat_template=chat_template,
         special_ids=frozenset(number for number, token in added.items() if token.special),
-        byte_level="ByteLevel" in str(backend.decoder),
+        byte_level=isinstance(backend, Backend) and "ByteLevel" in str(backend.decoder),
         _added={number: token.content for number, token in added.items()},
     )
 

@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -147,29 +148,115 @@ def id_value(number):
     return struct.pack("<II", 4, number)
 
 
-SENTENCE_TOKENS = ["<unk>", "<s>", "</s>", "<0xEA>", "<0xB0>", "<0x80>", "\u2581", "a", "b", "ab", "\u2581ab", "  "]
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+SENTENCE_TOKENS = ["<unk>", "<s>", "</s>", *BYTES, "\u2581", "a", "b", "ab", "\u2581ab", "  ", "<new>"]
+SPACE, AB = 3 + 256, 3 + 256 + 4
 SENTENCE = {
     "ggml__model": text_value("llama"),
     "ggml__tokens": strings(SENTENCE_TOKENS),
-    "ggml__scores": numbers("f", 6, [0, 0, 0, 0, 0, 0, -9, -9, -9, -1, -2, 0]),
-    "ggml__token_type": numbers("i", 5, [2, 3, 3, 6, 6, 6, 1, 1, 1, 1, 1, 4]),
+    "ggml__scores": numbers("f", 6, [0.0] * SPACE + [-9, -9, -9, -1, -2, 0, -1000]),
+    "ggml__token_type": numbers("i", 5, [2, 3, 3, *[6] * 256, 1, 1, 1, 1, 1, 4, 4]),
     "ggml__bos_token_id": id_value(1),
     "ggml__eos_token_id": id_value(2),
 }
+
+
+def spelled(text):
+    return [3 + byte for byte in text.encode()]
 
 
 def test_sentencepiece_metadata(tmp_path):
     path = tmp_path / "model.gguf"
     write_gguf(path, **SENTENCE)
     tokenizer = load_tokenizer(path)
-    assert tokenizer.encode("ab") == [1, 10]
-    assert tokenizer.encode("ab ab", add_special=False) == [10, 10]
-    assert tokenizer.encode("가", add_special=False) == [6, 3, 4, 5]
-    assert [tokenizer.token_bytes(token) for token in (3, 10, 1)] == [b"\xea", b" ab", b"<s>"]
-    assert tokenizer.decode([10, 6, 3, 4, 5]) == "ab 가"
+    assert tokenizer.encode("ab") == [1, AB]
+    assert tokenizer.encode("ab ab", add_special=False) == [AB, AB]
+    assert tokenizer.encode("가", add_special=False) == [SPACE, *spelled("가")]
+    assert [tokenizer.token_bytes(token) for token in (spelled("가")[0], AB, 1)] == [b"\xea", b" ab", b"<s>"]
+    assert tokenizer.decode([AB, SPACE, *spelled("가")]) == "ab 가"
     assert not tokenizer.byte_level
-    assert 11 in tokenizer.encode("a  b", add_special=False)
-    assert not tokenizer.is_special(11)
+    assert not tokenizer.is_special(AB + 1)
+    assert tokenizer.special_ids == {1, 2}
+
+
+def test_each_stretch_between_special_tokens_gets_its_space(tmp_path):
+    path = tmp_path / "model.gguf"
+    write_gguf(path, **SENTENCE)
+    tokenizer = load_tokenizer(path)
+    new = AB + 2
+    assert tokenizer.encode("ab</s>ab<new>ab") == [1, AB, 2, AB, new, AB]
+    assert tokenizer.encode("</s></s>", add_special=False) == [2, 2]
+    assert tokenizer.decode([1, AB, 2, AB, new], skip_special=False) == "<s> ab</s> ab<new>"
+    assert tokenizer.decode([1, AB, 2, AB, new]) == "ab ab<new>"
+    write_gguf(path, **SENTENCE, ggml__add_space_prefix=struct.pack("<I?", 7, False))
+    assert load_tokenizer(path).encode("ab</s>ab") == [1, AB - 1, 2, AB - 1]
+
+
+def test_offsets_of_pieces_are_characters_and_added_ends_stand_nowhere(tmp_path):
+    path = tmp_path / "model.gguf"
+    write_gguf(path, **SENTENCE)
+    ids, offsets = load_tokenizer(path).encode_with_offsets("ab</s>가 ab")
+    assert ids == [1, AB, 2, SPACE, *spelled("가"), AB]
+    assert offsets == [(0, 0), (0, 2), (2, 6), (6, 6), (6, 7), (6, 7), (6, 7), (7, 10)]
+
+
+def test_bytes_that_are_no_character_are_shown_and_ids_beyond_add_nothing(tmp_path):
+    path = tmp_path / "model.gguf"
+    write_gguf(path, **SENTENCE)
+    tokenizer = load_tokenizer(path)
+    assert tokenizer.decode([AB, 3 + 0xFF, AB, 10_000]) == "ab\ufffd ab"
+    assert (tokenizer.piece(10_000), tokenizer.token_bytes(10_000)) == ("", b"")
+    assert len(tokenizer.all_token_bytes) == tokenizer.size == len(SENTENCE_TOKENS)
+
+
+def test_spellings_that_stand_twice_or_are_empty_do_no_harm(tmp_path):
+    tokens = [*SENTENCE_TOKENS[:-1], "", "\0", "", "a"]
+    changed = {
+        "ggml__tokens": strings(tokens),
+        "ggml__scores": numbers("f", 6, [-1.0] * len(tokens)),
+        "ggml__token_type": numbers("i", 5, [2, 3, 3, *[6] * 256, *[1] * (len(tokens) - SPACE)]),
+    }
+    path = tmp_path / "model.gguf"
+    write_gguf(path, **{**SENTENCE, **changed})
+    assert load_tokenizer(path).encode("a", add_special=False) == [SPACE, len(tokens) - 1]
+
+
+@pytest.mark.parametrize("length", [99, 100, 127, 128, 300])
+def test_pieces_of_any_length_are_found(tmp_path, length):
+    path = tmp_path / "model.gguf"
+    write_gguf(path, **{**SENTENCE, "ggml__tokens": strings([*SENTENCE_TOKENS[:-2], "b" * length, "<new>"])})
+    tokenizer = load_tokenizer(path)
+    assert tokenizer.encode("b" * length, add_special=False) == [SPACE, AB + 1]
+    assert tokenizer.decode([SPACE, AB + 1]) == "b" * length
+
+
+def test_merges_that_the_file_states_count_before_scores(tmp_path):
+    path = tmp_path / "model.gguf"
+    merges = {"ggml__merges": strings(["\u2581 a", "a b"])}
+    tokens = {"ggml__tokens": strings([*SENTENCE_TOKENS[:-2], "\u2581a", "<new>"])}
+    write_gguf(path, **{**SENTENCE, **tokens, **merges})
+    tokenizer = load_tokenizer(path)
+    assert [tokenizer.piece(token) for token in tokenizer.encode("ab ab")] == ["<s>", *["\u2581a", "b"] * 2]
+    assert tokenizer.decode(tokenizer.encode("ab ab가")) == "ab ab가"
+
+
+HOSTILE = [
+    "a" * 200_000, "ab" * 100_000, " " * 200_000, "\0" * 100_000, "</s>" * 50_000, "<" * 200_000, "\u0301" * 100_000,
+    "가" * 100_000, "</s> " * 40_000, "\u2581" * 100_000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_hostile_texts_cost_what_their_length_costs(tmp_path, kind):
+    path = tmp_path / "model.gguf"
+    write_gguf(path, **{**SENTENCE, "ggml__model": text_value(kind)})
+    tokenizer = load_tokenizer(path)
+    for text in HOSTILE:
+        start = time.process_time()
+        ids = tokenizer.encode(text, add_special=False)
+        assert time.process_time() - start < 5, text[:10]
+        assert len(ids) <= len(text.encode()) + 1
+        assert tokenizer.decode(ids, skip_special=False).replace(" ", "") == text.replace(" ", "").replace("\u2581", "")
 
 
 @pytest.mark.parametrize(
@@ -177,8 +264,11 @@ def test_sentencepiece_metadata(tmp_path):
     [
         ({"ggml__model": text_value("bert")}, "'bert'"),
         ({"ggml__tokens": id_value(3)}, "holds no vocabulary"),
-        ({"ggml__token_type": numbers("i", 5, [1, 1])}, "one value for each of its 12 tokens"),
+        ({"ggml__token_type": numbers("i", 5, [1, 1])}, "one value for each of its 266 tokens"),
         ({"ggml__scores": numbers("f", 6, [1.0])}, "tokenizer.ggml.scores"),
+        ({"ggml__token_type": numbers("i", 5, [2, 6, *[1] * 264])}, "it has 1 of the 256 tokens that stand for bytes"),
+        ({"ggml__tokens": strings(["b" * 20_000, *SENTENCE_TOKENS[1:]])}, "piece is too long; convert the model again"),
+        ({"ggml__precompiled_charsmap": numbers("B", 0, [255] * 9)}, "convert the model again"),
         ({"ggml__model": text_value("gpt2"), "ggml__pre": text_value("strange")}, "'strange' is not known"),
         ({"ggml__model": text_value("gpt2"), "ggml__merges": strings(["ab"])}, "'ab' is not a pair"),
         ({"ggml__model": text_value("gpt2"), "ggml__merges": strings(["a c"])}, "convert the model again"),
