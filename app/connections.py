@@ -77,10 +77,6 @@ class LimitedProtocol(HttpToolsProtocol):
         self._cancel(self._write_timer)
         super().connection_lost(exc)
 
-    def send_400_response(self, msg: str) -> None:
-        """What uvicorn calls where the bytes are no HTTP: the refusal in our own shape."""
-        self._turn_away(b"400 Bad Request", "the bytes sent are no HTTP request")
-
     def _start_head(self) -> None:
         self._in_head = True
         self._head_bytes = 0
@@ -95,6 +91,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
+        """What uvicorn calls where the bytes are no HTTP: the refusal in our own shape."""
         self._turn_away(b"400 Bad Request", "this is no valid HTTP request: its head, length or chunks are malformed")
 
     def _turn_away(self, status: bytes, message: str) -> None:

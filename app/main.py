@@ -80,6 +80,7 @@ def create_app(
     app.state.service = service
     app.state.metrics = metrics
     app.state.live = metrics.live
+    app.state.ticker = live.Ticker(app.state)
     app.state.limits = ApiLimits(settings.default_retention, settings.max_stream_tokens)
     errors.install(app, (Refused, Broken))
     app.state.chat_template = ChatTemplate(tokenizer)

@@ -3,10 +3,12 @@
 import json
 import time
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.api.live import Ticker
 from app.metrics import LATENCY, Metrics
 from model.protocol import Stats, Step
 
@@ -114,6 +116,38 @@ def test_live_feed_is_json_and_bounded(metrics):
     assert [s["number"] for s in newer["steps"]] == list(range(4991, 5001))
     assert len(metrics.live.gaps) == 4000
     assert len(metrics.live.first_tokens) == 1000
+
+
+def test_viewers_of_one_moment_share_its_snapshot(metrics, monkeypatch):
+    def run(count):
+        for number in range(count):
+            metrics.worker_step(0, step(metrics.live.step_number + 1), Stats(steps=-1 - number))
+
+    class Clock:
+        now = 10.0
+
+        def time(self):
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr("app.api.live.asyncio.get_running_loop", lambda: clock)
+    service = SimpleNamespace(status="ready", draining=False)
+    ticker = Ticker(SimpleNamespace(live=metrics.live, service=service))
+    run(300)
+    (first, seen), numbers = ticker.event(100), []
+    assert seen == 300
+    run(5)
+    assert ticker.event(100) == (first, 300), "the moment does not move on with the steps"
+    late, seen_late = ticker.event(105)
+    assert json.loads(late[6:])["last_step"] == seen_late == 300
+    clock.now += 0.5
+    run(2)
+    again, seen = ticker.event(seen)
+    assert ticker.event(seen_late)[0] is again, "from the second moment on all viewers get the same bytes"
+    for data in (first, again):
+        numbers += [each["number"] for each in json.loads(data[6:])["steps"]]
+    assert numbers == list(range(101, 308))
+    assert seen == 307
 
 
 def test_live_feed_without_traffic(metrics):
