@@ -1,4 +1,4 @@
-// The 512-bit intrinsics our AVX-512 files use, for processors that have none of them: SIMDe's, and three it lacks.
+// The 512-bit intrinsics our AVX-512 files use, for processors that have none of them: SIMDe's, and five it lacks.
 // Knows nothing of kernels. Each is exact, or rounds once as the instruction does, so results compare bit for bit.
 #pragma once
 #if defined(__GNUC__)
@@ -42,4 +42,22 @@ inline __m512 _mm512_cvtepi32_ps(__m512i v) {
 #define _mm512_cvtepu16_epi32 es_emulated_cvtepu16_epi32
 inline __m512i _mm512_cvtepu16_epi32(__m256i v) {
     return es_emulated_join(_mm256_cvtepu16_epi32(_mm256_castsi256_si128(v)), _mm256_cvtepu16_epi32(_mm256_extracti128_si256(v, 1)));
+}
+
+#define _mm512_maskz_loadu_ps es_emulated_maskz_loadu_ps
+inline __m512 _mm512_maskz_loadu_ps(__mmask16 mask, const float* from) {
+    float lanes[16] = {};
+    for (int i = 0; i < 16; ++i) {
+        if (mask >> i & 1) lanes[i] = from[i];
+    }
+    return _mm512_loadu_ps(lanes);
+}
+
+#define _mm512_mask_storeu_ps es_emulated_mask_storeu_ps
+inline void _mm512_mask_storeu_ps(float* to, __mmask16 mask, __m512 v) {
+    float lanes[16];
+    _mm512_storeu_ps(lanes, v);
+    for (int i = 0; i < 16; ++i) {
+        if (mask >> i & 1) to[i] = lanes[i];
+    }
 }

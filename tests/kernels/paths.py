@@ -29,17 +29,23 @@ def choose(library: ctypes.CDLL, path: str) -> bool:
 
 
 @functools.cache
-def library_of(path: str) -> ctypes.CDLL | str:
-    """The library a path is tested on, or why there is none."""
+def library_of(path: str) -> ctypes.CDLL | None:
+    """The library a path is tested on; None where `why_not` has a reason or the emulation does not compile."""
     library = load_library()
-    if library is None:
-        return "no CPU kernels on this machine"
-    if path == "avx2" or processor_has_avx512():
+    if library is None or path == "avx2" or processor_has_avx512():
         return library
     try:
         return ctypes.CDLL(str(emulation.emulated(EMULATION_FLAGS)))
     except build.Unavailable as why:
-        return str(why)
+        print(why)
+        return None
+
+
+def why_not(path: str) -> str:
+    """Why a path cannot be tested here; nothing where it can."""
+    if load_library() is None:
+        return "no CPU kernels on this machine"
+    return "" if path == "avx2" or processor_has_avx512() else emulation.missing()
 
 
 @functools.cache
@@ -49,9 +55,11 @@ def _opened(library: ctypes.CDLL, dtype: str) -> CpuBackend:
 
 def backend(path: str, dtype: str) -> CpuBackend:
     """A backend that computes on `path` until another one is asked for; skips the test where it cannot."""
+    reason = why_not(path)
+    if reason:
+        pytest.skip(reason)
     library = library_of(path)
-    if isinstance(library, str):
-        pytest.skip(library)
+    assert library is not None, "the emulated kernels do not compile"
     opened = _opened(library, dtype)
     assert choose(library, path)
     return opened

@@ -1,4 +1,4 @@
-"""AVX-512 gives AVX2's bits: every product, by emulation where the processor cannot, and on it where it can."""
+"""AVX-512 gives AVX2's bits, products and attention: by emulation where the processor cannot, on it where it can."""
 
 import re
 import shutil
@@ -11,20 +11,25 @@ from model.decoder.kernels.cpu import build
 from model.decoder.kernels.cpu.library import load_library
 from tests.kernels import paths
 from tests.kernels.probe import Probe, plain_spec, raw, run, tokens
+from tests.kernels.test_attention import attention, ragged, results
 from tests.kernels.test_products import QUANTISED, ROWS, bfloat, product
 
 FLOATS = ("F32", "F16", "BF16")
 
 
-def both(dtype, probe_of, inputs):
-    """What each path of the library that has both makes of a probe."""
+def on_both(dtype, compute):
+    """What `compute(backend)` gives on each path of the library that has both."""
     results = []
     for name in paths.LEVELS:
         backend = paths.backend("avx512", dtype)
         assert paths.choose(backend._library, name)
-        results.append(run(backend, probe_of(backend), inputs))
-    paths.choose(paths.backend("avx512", dtype)._library, "avx512")
+        results.append(compute(backend))
     return results
+
+
+def both(dtype, probe_of, inputs):
+    """What each path makes of a probe."""
+    return on_both(dtype, lambda backend: run(backend, probe_of(backend), inputs))
 
 
 def same_bits(one, other):
@@ -91,6 +96,27 @@ def test_what_is_hardly_a_number_is_the_same_on_both(kind, bad):
     first, second = both("auto", lambda b: product(b, table, [weight]), tokens(range(12)))
     same_bits(first, second)
     assert first[[0, 1, 2, 4, 11]].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(9, 3, 64), (4, 4, 8), (5, 1, 20), (30, 1, 16), (2, 1, 80)]
+)
+def test_attention_has_the_bits_of_avx2(dtype, heads, kv_heads, head_dim):
+    """Many rows and few, tiles that begin and end anywhere, windows and sinks; unused slots are NaN."""
+    torch.manual_seed(head_dim)
+    lengths, news = (330, 34, 2, 290, 77, 16), (64, 33, 1, 1, 7, 3)
+    table = torch.randn(sum(lengths), (heads + 2 * kv_heads) * head_dim)
+
+    def compute(backend, rule, policy):
+        probe = attention(backend, heads, kv_heads, head_dim, rule, table)
+        return results(backend, probe, ragged(lengths, news, 16, **policy))
+
+    for policy in ({}, {"sinks": 20, "window": 150}):
+        for rule in ("plain", "all"):
+            first, second = on_both(dtype, lambda backend, r=rule, p=policy: compute(backend, r, p))
+            same_bits(first, second)
+            assert first.isfinite().all()
 
 
 def test_the_processor_itself_agrees_with_its_avx2():

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "attention_tile.h"
+#include "path.h"
 #include "simd.h"
 
 namespace es {
@@ -117,7 +118,8 @@ void add_tile(Work& work, Rows& rows, int64_t base, Range all, const Range* rang
     const Attention& a = work.attention;
     const Range keys{std::max(all.begin, base), std::min(all.end, base + kTile)};
     find_tile(work, base, keys, all.end, rows.count <= kFewRows);
-    multiply_keys(work.tile, a.padded(), rows.q, rows.count, (keys.begin - base) / 8, (keys.end - base + 7) / 8, work.scores);
+    const Path& path = chosen_path();
+    path.multiply_keys(work.tile, a.padded(), rows.q, rows.count, (keys.begin - base) / 8, (keys.end - base + 7) / 8, work.scores);
     float factors[kMaxRows];
     const int64_t head0 = work.unit.kv_head * rows.group;
     for (int64_t r = 0; r < rows.count; ++r) {
@@ -132,7 +134,7 @@ void add_tile(Work& work, Rows& rows, int64_t base, Range all, const Range* rang
         const ScoreRule rule{a.scale, a.softcap, a.slopes ? a.slopes[head] : 0.0f, from_position[t] - static_cast<float>(base)};
         factors[r] = softmax_row(rule, static_cast<int>(lo), static_cast<int>(hi), p, rows.top[r], rows.sum[r]);
     }
-    add_values(work.tile, a.padded(), work.scores, factors, rows.count, keys.begin - base, keys.end - base, rows.mixed);
+    path.add_values(work.tile, a.padded(), work.scores, factors, rows.count, keys.begin - base, keys.end - base, rows.mixed);
 }
 
 void load_queries(const Work& work, const Rotation& rotation, bool at_sink, const float* q, int64_t stride, Rows& rows) {

@@ -1,6 +1,7 @@
 // See path.h.
 #include "path.h"
 
+#include "attention_tile_avx512.h"
 #include "avx512.h"
 #include "matmul_avx512.h"
 
@@ -27,7 +28,8 @@ void avx512_product(const Part& part, int64_t unit, const QuantRows& q, const Fl
     }
 }
 
-const Path kPaths[] = {{"avx2", each_tile, avx2_product}, {"avx512", avx512::units, avx512_product}};
+const Path kPaths[] = {{"avx2", each_tile, avx2_product, multiply_keys, add_values},
+                       {"avx512", avx512::units, avx512_product, avx512::multiply_keys, avx512::add_values}};
 
 int32_t best() { return has_avx512() ? kAvx512 : kAvx2; }
 

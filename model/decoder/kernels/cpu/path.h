@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 
+#include "attention_tile.h"
 #include "matmul.h"
 
 namespace es {
@@ -16,6 +17,9 @@ struct Path {
     // Unit `unit` of a part by `count` rows; quantised parts read `q`, the others `x`.
     void (*product)(const Part& part, int64_t unit, const QuantRows& q, const FloatRows& x, int64_t count, const Target& to,
                     Panel& panel);
+    // See attention_tile.h.
+    decltype(&es::multiply_keys) multiply_keys;
+    decltype(&es::add_values) add_values;
 };
 
 const Path& chosen_path();

@@ -1,5 +1,5 @@
 // Eight-lane arithmetic for AVX2: sums in a fixed order, exp, tanh and erf to float32's accuracy.
-// Knows registers; knows nothing of shapes. An AVX-512 path would be a second file beside each kernel.
+// Knows registers; knows nothing of shapes. AVX-512 has its own files (avx512.h).
 #pragma once
 #include <immintrin.h>
 
