@@ -120,6 +120,9 @@ def _from_hub(model: str, cache: Path, endpoint: str, refresh: bool) -> Source:
 
 def _folder(path: Path) -> Source:
     if not (path / "config.json").is_file():
+        files = sorted(file.name for file in path.glob("*.gguf"))
+        if files:
+            raise CatalogError(f"The folder {path} holds no config.json, but {files[0]}; give that file.")
         raise CatalogError(f"The folder {path} holds no config.json, so it is no model; give the folder that has one.")
     return Source(path.absolute(), path.resolve().name, "local")
 

@@ -63,12 +63,12 @@ def main(arguments: Sequence[str]) -> int:
     flags = [argument for argument in arguments if argument.startswith("-")]
     paths = [argument for argument in arguments if not argument.startswith("-")]
     if len(paths) != 1 or set(flags) - {"--json"}:
-        print("Give one model and at most the flag --json.", file=sys.stderr)
+        print("error: Give one model and at most the flag --json.", file=sys.stderr)
         return 2
     try:
         facts = describe(open_checkpoint(paths[0]))
     except CheckpointError as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 1
     try:
         if flags:
@@ -168,7 +168,7 @@ def _rotation(attention: AttentionSpec) -> str:
         return "none"
     part = "" if rope.dim == attention.head_dim else f" on {rope.dim} of {attention.head_dim}"
     scaled = "" if rope.scaling is None else f", {rope.scaling} scaling by {rope.factor:g}"
-    return f"rotary, base {rope.base:g}, {rope.layout}{part}{scaled}"
+    return f"rotary, base {rope.base:,.10g}, {rope.layout}{part}{scaled}"
 
 
 def _attention(layer: LayerSpec) -> str:
@@ -192,7 +192,7 @@ def _attention(layer: LayerSpec) -> str:
 
 def _feed_forward(layer: LayerSpec) -> str:
     spec = layer.mlp
-    return f"{spec.width} wide, {spec.activation}{', gated' if spec.gated else ''}{', biased' if spec.bias else ''}"
+    return f"{spec.width:,} wide, {spec.activation}{', gated' if spec.gated else ''}{', biased' if spec.bias else ''}"
 
 
 def _window(layer: LayerSpec) -> str:

@@ -26,7 +26,7 @@ def test_a_table_a_person_can_read(tiny, capsys):
     for word in (
         "llama",
         "4 heads of 16, 2 for keys",
-        "rotary, base 10000",
+        "rotary, base 10,000",
         "Q8_0",
         "none, sinks, window, restart",
         "dropped",
@@ -80,6 +80,7 @@ def test_something_broken_is_one_line(tiny, capsys, damage):
     shown = capsys.readouterr()
     assert shown.out == ""
     assert len(shown.err.splitlines()) == 1
+    assert shown.err.startswith("error: ")
     assert str(tiny) in shown.err
 
 

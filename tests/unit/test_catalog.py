@@ -260,7 +260,8 @@ def test_local_models(tmp_path: Path) -> None:
         ("a/b/c/d", "There is no model"),
         ("../x.gguf", r"There is no model '\.\./x\.gguf': it is no file or folder here"),
         ("./x", r"There is no model '\./x'"),
-        ("empty", "holds no config.json"),
+        ("empty", "holds no config.json, so it is no model"),
+        ("files", r"holds no config.json, but part-1\.gguf; give that file\."),
         ("notes.txt", "is a file but no .gguf"),
     ],
 )
@@ -269,6 +270,9 @@ def test_what_is_no_model_is_told_in_one_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
+    (tmp_path / "files").mkdir()
+    for number in (2, 1):
+        (tmp_path / "files" / f"part-{number}.gguf").write_bytes(b"GGUF")
     (tmp_path / "notes.txt").write_text("")
     with pytest.raises(CatalogError, match=says) as caught:
         catalog.resolve(model, tmp_path)
