@@ -137,7 +137,7 @@ def _runs(layers: Sequence[LayerSpec], say: Callable[[LayerSpec], str]) -> list[
         places.setdefault(say(layer), []).append(number)
     if len(places) == 1:
         return list(places)
-    return [f"{said} (layers {_ranges(numbers)})" for said, numbers in places.items()]
+    return [f"{said} (layer{'s' if len(numbers) > 1 else ''} {_ranges(numbers)})" for said, numbers in places.items()]
 
 
 def _ranges(numbers: Sequence[int]) -> str:
