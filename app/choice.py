@@ -104,7 +104,10 @@ class Choice:
         skip = self.num_output_tokens - row.index
         if skip < 0:
             raise OutOfOrder(f"choice {self.number}: token {row.index} came where {self.num_output_tokens} was due")
-        self.evicted = max(self.evicted, row.evicted)
+        if row.evicted > self.evicted:
+            self.evicted = row.evicted
+        if len(row.tokens) == 1 and not skip and not row.finish:
+            return self._pushed(row, row.tokens[0])
         texts: list[str] = []
         tokens: list[Token] = []
         matched: str | None = None
@@ -128,6 +131,20 @@ class Choice:
             reason = matched if matched is not None else row.stop_token
             self._finish("stop" if matched is not None else row.finish)
         return Delta(self.number, "".join(texts), tuple(tokens), self.finish_reason, reason, row.blocks, self.evicted)
+
+    def _pushed(self, row: Row, token: int) -> Delta:
+        """`push` for nearly every row there is: one new token that does not end the choice by itself."""
+        text = shown = self._detokenizer.push(token)
+        logprob = row.logprobs[0] if row.logprobs else None
+        told = Token(token, text, self._token_bytes(token), self._offset, logprob)
+        self._offset += len(text)
+        self.ledger.append(token)
+        matched: str | None = None
+        if self._stops is not None:
+            shown, matched = self._stops.push(text)
+            if matched is not None:
+                self._finish("stop")
+        return Delta(self.number, shown, (told,), self.finish_reason, matched, row.blocks, self.evicted)
 
     def _scan(self, text: str, texts: list[str]) -> str | None:
         if self._stops is None:

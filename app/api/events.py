@@ -8,7 +8,6 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 import msgspec
@@ -33,8 +32,7 @@ Arguments = ParamSpec("Arguments")
 HEAVY = 4096  # candidates told; shaping them takes some milliseconds
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """What one step gave one prompt of a request; `deltas` is empty for a heartbeat."""
 
     prompt: int
