@@ -32,6 +32,7 @@ class _NoBackend:
     """Takes every weight and keeps none; it cannot run."""
 
     name = "none"
+    lasting_rows = 0
 
     def pack(self, weight: RawWeight, lookup: bool = False) -> _Shape:
         """The shape alone."""

@@ -73,6 +73,7 @@ class Runner:
         max_rows: int,
     ) -> None:
         self.decoder = decoder
+        backend.lasting_rows = max_rows
         self.store = backend.new_kv_store(decoder.spec, num_blocks, block_size)
         self._sampler = sampler
         self._builder = BatchBuilder(max_tokens, max_rows, block_size)

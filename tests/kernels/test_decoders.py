@@ -64,3 +64,16 @@ def test_threads_change_no_bit(served):
             assert torch.equal(logits(decoder, served, (60, 1, 9), "sinks", beside=2), whole)
         finally:
             served._library.es_pool_start(2)
+
+
+def test_logits_that_need_not_last_stay_in_one_place():
+    made = cpu_backend.open_backend("auto", 1)
+    assert made is not None
+    one, other = made._room(3, 50), made._room(3, 50)
+    assert one.data_ptr() != other.data_ptr(), "every step's logits are its own unless the caller says otherwise"
+    made.lasting_rows = 8
+    first = made._room(8, 50)
+    assert [made._room(rows, 50).data_ptr() for rows in (1, 5, 8)] == [first.data_ptr()] * 3
+    assert made._room(5, 50).shape == (5, 50)
+    beyond = made._room(9, 50)
+    assert beyond.data_ptr() != first.data_ptr(), "a step of many scored positions has memory of its own"

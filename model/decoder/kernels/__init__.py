@@ -86,9 +86,14 @@ class Ops(Protocol):
 
 
 class Backend(Protocol):
-    """Packs weights, owns the layout of the cache, runs steps. `name` is shown in the banner ("cpu avx2", "torch")."""
+    """Packs weights, owns the layout of the cache, runs steps. `name` is shown in the banner ("cpu avx2", "torch").
+
+    `lasting_rows`: the caller is done with a step's logits before the next step, so steps of at most so many rows may
+    all write into the same memory; 0 gives every step its own.
+    """
 
     name: str
+    lasting_rows: int
 
     def pack(self, weight: RawWeight, lookup: bool = False) -> Packed:
         """A weight in the form this backend computes with; the raw one may be dropped afterwards.

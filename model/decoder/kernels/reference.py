@@ -107,6 +107,7 @@ class ReferenceBackend:
             dtype = "float32" if on_cpu else "bfloat16"
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.activations = torch.float64 if self.dtype == torch.float64 else torch.float32
+        self.lasting_rows = 0  # of no use here: torch makes new tensors anyway
         self.name = f"torch {dtype}"
         if threads and on_cpu:
             torch.set_num_threads(threads)

@@ -80,6 +80,8 @@ class CpuBackend:
         self._tapes: weakref.WeakKeyDictionary[Forward, _Tape] = weakref.WeakKeyDictionary()
         self.threads = threads or physical_cores()
         self._library.es_pool_start(self.threads)
+        self.lasting_rows = 0
+        self._logits = torch.empty(0)
         torch.set_num_threads(1)  # ours is the only pool: torch's would spin on the same cores
         path = self._library.es_level_name().decode()
         self.name = f"cpu {path} float32" if self._exact else f"cpu {path}"
@@ -106,13 +108,22 @@ class CpuBackend:
         tape = self._tapes.get(decoder)
         if tape is None:
             tape = self._tapes[decoder] = _Tape(self._library, decoder)
-        logits = torch.empty(inputs.logit_rows.shape[0], tape.vocabulary)
+        logits = self._room(inputs.logit_rows.shape[0], tape.vocabulary)
         row = 0
         for part in slices(inputs, MOST_TOKENS):
             rows = part.logit_rows.shape[0]
             self._step(tape, part, store, logits[row : row + rows])
             row += rows
         return logits
+
+    def _room(self, rows: int, width: int) -> Tensor:
+        """Memory for a step's logits. Fresh pages for megabytes every step cost milliseconds, and out of the heap they
+        leave holes that small things settle in, so that a server would grow: where the caller allows, it stays."""
+        if rows > self.lasting_rows:
+            return torch.empty(rows, width)
+        if self._logits.numel() < rows * width:
+            self._logits = torch.empty(min(self.lasting_rows, 2 * rows) * width)
+        return self._logits[: rows * width].view(rows, width)
 
     def shares(self, decoder: Forward) -> dict[str, float]:
         """Where the time went since the last call: each kind of op's share of the steps (barriers included)."""
