@@ -76,8 +76,8 @@ async def open_streams(stack: AsyncExitStack, service: Service, generations: Seq
 async def pieces(streams: Sequence[Stream]) -> AsyncIterator[Piece]:
     """Everything the streams give, in the order it comes. Raises Broken when one of them cannot go on."""
     if len(streams) == 1:
-        async for deltas in _steps(streams[0]):
-            yield Piece(0, deltas)
+        async for first in streams[0]:
+            yield Piece(0, _step(first, streams[0]))
         return
     queue: asyncio.Queue[Piece | BaseException | None] = asyncio.Queue(2 * len(streams))
     tasks = [asyncio.create_task(_pump(number, stream, queue)) for number, stream in enumerate(streams)]
@@ -99,22 +99,20 @@ async def pieces(streams: Sequence[Stream]) -> AsyncIterator[Piece]:
 
 async def _pump(number: int, stream: Stream, queue: "asyncio.Queue[Piece | BaseException | None]") -> None:
     try:
-        async for deltas in _steps(stream):
-            await queue.put(Piece(number, deltas))
+        async for first in stream:
+            await queue.put(Piece(number, _step(first, stream)))
     except Exception as error:  # whoever reads the queue raises it
         await queue.put(error)
     else:
         await queue.put(None)
 
 
-async def _steps(stream: Stream) -> AsyncIterator[tuple[Delta, ...]]:
+def _step(first: Delta, stream: Stream) -> tuple[Delta, ...]:
     """What is there at once, without heartbeats beside it; () is a heartbeat."""
-    async for first in stream:
-        rest = stream.take_pending()
-        if rest or first.choice < 0:
-            yield tuple(delta for delta in (first, *rest) if delta.choice >= 0)
-        else:
-            yield (first,)
+    rest = stream.take_pending()
+    if rest or first.choice < 0:
+        return tuple(delta for delta in (first, *rest) if delta.choice >= 0)
+    return (first,)
 
 
 class EventResponse(StreamingResponse):
