@@ -105,9 +105,9 @@ def takes_settings(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def _stop(_number: int, _frame: FrameType | None) -> None:
-    """SIGTERM during a pull ends it like Ctrl-C does, so that the scratch files are removed."""
-    raise SystemExit(143)
+def _stop(number: int, _frame: FrameType | None) -> None:
+    """A signal during a pull or a start ends it with everything tidied up, and without a traceback."""
+    raise SystemExit(128 + number)
 
 
 def obtain(model: str, cache: Path, endpoint: str = "", *, refresh: bool = False) -> Source:
@@ -143,10 +143,21 @@ def serve(**flags: Any) -> None:
     chosen = settings.load(**flags)
     source = obtain(chosen.model, chosen.model_cache, chosen.hub_endpoint)
     configs = chosen.engine_configs(source.path, source.name)
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, _stop) for number in numbers]  # until the server takes them in hand
     launched = process.launch_all(configs)
-    from app import main
+    try:
+        from app import main
 
-    raise typer.Exit(main.serve(chosen, configs, launched, source.revision))
+        raise typer.Exit(main.serve(chosen, configs, launched, source.revision))
+    except SystemExit:
+        for one in launched:
+            one.kill()
+            one.close()
+        raise
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 @cli.command()

@@ -19,11 +19,13 @@ import time
 import traceback
 
 import msgspec
+from msgspec import structs
 
 from model import checkpoint
 from model.config import EngineConfig
 from model.decoder import policies
 from model.decoder.kernels import select
+from model.decoder.kernels.cpu.structs import QUANTISED_KINDS
 from model.engine.admission import Limits
 from model.engine.block_pool import BlockPool
 from model.engine.engine import Engine
@@ -77,7 +79,22 @@ def build(config: EngineConfig, context_limit: int = 0) -> tuple[Engine, Ready]:
     most_tokens, most_rows = config.token_budget + config.max_sequences, config.max_sequences
     runner = Runner(loaded.decoder, backend, sampler, num_blocks, config.block_size, most_tokens, most_rows)
     engine = Engine(runner, residence, scheduler, counters, limits, loaded.eos_token_ids, config.fault_token)
-    return engine, describe(config, loaded, limits, layer_windows, backend.name, runner.store.num_bytes, started)
+    ready = describe(config, loaded, limits, layer_windows, backend.name, runner.store.num_bytes, started)
+    kinds = collections.Counter[str]()
+    for info in opened.table.values():
+        kinds[info.kind] += info.num_bytes
+    return engine, structs.replace(ready, dtype=arithmetic(backend.name, max(kinds, key=kinds.__getitem__)))
+
+
+def arithmetic(kernels: str, kind: str) -> str:
+    """What is computed in, for a person: by the backend's name, and the kind of tensor most of the file's bytes are."""
+    if not kernels.startswith("cpu "):
+        return kernels.removeprefix("torch ")
+    if kernels.endswith("float32"):
+        return "float32"
+    if kind in QUANTISED_KINDS:
+        return f"{kind} weights x int8 rows, float16 cache"
+    return f"{'float16' if kind == 'F16' else 'bfloat16'} weights, float16 cache"
 
 
 def describe(

@@ -30,6 +30,7 @@ from model.protocol import (
     Up,
 )
 from model.wire import ConnectionClosed, encode
+from model.worker import arithmetic
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 120.0  # seconds for anything at all to be said; a loaded machine is slow
@@ -241,3 +242,17 @@ def test_an_endless_stream_in_constant_memory(start, default_model):
     assert max(blocks) - min(blocks) <= 1
     assert max(resident) / min(resident) < 1.01
     assert step.stats.tokens_evicted == 3 + 800 - 1 - 4 - 27
+
+
+@pytest.mark.parametrize(
+    ("kernels", "kind", "said"),
+    [
+        ("cpu avx2", "Q4_1", "Q4_1 weights x int8 rows, float16 cache"),
+        ("cpu avx512", "BF16", "bfloat16 weights, float16 cache"),
+        ("cpu avx2", "F16", "float16 weights, float16 cache"),
+        ("cpu avx2 float32", "Q4_1", "float32"),
+        ("torch bfloat16", "F32", "bfloat16"),
+    ],
+)
+def test_the_banner_hears_what_is_computed_in(kernels, kind, said):
+    assert arithmetic(kernels, kind) == said

@@ -2,8 +2,10 @@
 
 import io
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -137,3 +139,17 @@ def test_the_banners_curl_line_stands_alone_on_its_line_and_holds_json() -> None
 )
 def test_bytes_in_words(count: int, words: str) -> None:
     assert banner.bytes_in_words(count) == words
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("seconds", [0.5, 1.0])
+def test_a_signal_during_the_start_ends_it_without_a_traceback(number: int, seconds: float, tmp_path: Path) -> None:
+    model = tmp_path / "tiny.gguf"
+    model.write_bytes(b"GGUF")
+    command = [sys.executable, "-m", "app", "serve", "--model", str(model), "--port", "0"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        time.sleep(seconds)
+        process.send_signal(number)
+        said, _ = process.communicate(timeout=30)
+    assert process.returncode != 0
+    assert "Traceback" not in said
