@@ -75,6 +75,18 @@ async def test_slow_senders_are_cut_off(fake_server, connect):
     assert time.monotonic() - start < 3
 
 
+@pytest.mark.parametrize(
+    "head", [b"Content-Length: -5", b"Content-Length: 5\r\nContent-Length: 41", b"Transfer-Encoding: chunked\r\n\r\nzz"]
+)
+async def test_what_is_no_http_gets_an_error_body(fake_server, connect, head):
+    server = fake_server({})
+    peer = connect(server)
+    peer.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n\r\n")
+    answer = b"".join(iter(lambda: peer.recv(4096), b""))
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert "malformed" in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+
+
 async def test_long_heads_and_bodies_are_turned_away(fake_server, connect):
     server = fake_server({}, max_header_bytes=4096, max_body_bytes=100_000)
     before = server.memory()
