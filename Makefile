@@ -8,7 +8,10 @@ BIN = .venv/bin
 KERNELS = model/decoder/kernels/cpu
 KERNEL_SOURCES = $(wildcard $(KERNELS)/*.cpp $(KERNELS)/*.h $(KERNELS)/build.py)
 
-.PHONY: install install-test serve test lint format lock bench soak clean
+.PHONY: help install install-test serve test lint format lock bench soak clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
 
 install: .venv/.kernels  ## environment, pinned dependencies, compiled kernels
 
@@ -28,7 +31,7 @@ lint: .venv/.test  ## ruff, mypy --strict, hadolint, shellcheck
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/shellcheck docker/*.sh .ci/run
 
-format: .venv/.test
+format: .venv/.test  ## what ruff can mend by itself
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -42,14 +45,14 @@ soak: .venv/.test  ## twenty minutes at 1.5 x capacity against a server of its o
 # so that the same lock fits CPU and CUDA builds.
 LOCK = $(BIN)/pip-compile --quiet --strip-extras --no-header --no-annotate --no-emit-index-url \
 	--no-emit-trusted-host --no-emit-find-links --no-emit-options --allow-unsafe pyproject.toml
-lock: .venv/.base
+lock: .venv/.base  ## new lock files from pyproject.toml
 	$(BIN)/pip install $(PIP_FLAGS) pip-tools
 	$(LOCK) --extra worker --extra otel -o requirements.lock
 	$(LOCK) --all-extras -c requirements.lock -o requirements-test.lock
 	$(LOCK) --extra front-test -c requirements-test.lock -o requirements-front.lock
 	sed -i 's/^\(torch==[0-9.]*\)+.*/\1/' requirements*.lock
 
-clean:
+clean:  ## remove environments and what was built
 	rm -rf .venv .venv-front build .mypy_cache .ruff_cache .pytest_cache
 
 .venv/bin/python:
