@@ -42,7 +42,7 @@ log = logging.getLogger("everstream.main")
 KEEP_ALIVE_SECONDS = 75
 LAST_WORDS_SECONDS = 3
 SEND_BUFFER_BYTES = 128 << 10
-GARBAGE_OBJECTS = 10_000
+GARBAGE = (1_000, 5, 2)  # a full round after some 18,000 new objects: cycles of ended requests stay below a few MB
 
 
 def create_app(
@@ -184,7 +184,7 @@ async def run_until_signal(
             _show(settings, supervisor, revision, listener)
             gc.collect()
             gc.freeze()  # what is there now stays: collections during streams need not walk through it
-            gc.set_threshold(GARBAGE_OBJECTS)  # events leave no cycles, so that little is found by looking often
+            gc.set_threshold(*GARBAGE)
         await asyncio.wait((stopping, serving), return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():
             log.info("draining", extra={"streams": app.state.service.num_open, "grace": settings.grace})
