@@ -12,7 +12,7 @@ def leave(number: int, _frame: FrameType | None) -> None:
 
 signal.signal(signal.SIGINT, leave)  # here, since the imports below take most of a second
 
-from app import cli  # noqa: E402  # see above
+from app import cli  # noqa: E402  # after the handlers, so that Ctrl-C during this import ends quietly too
 
 
 def main() -> None:

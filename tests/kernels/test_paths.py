@@ -123,6 +123,7 @@ def test_the_processor_itself_agrees_with_its_avx2():
     """The same on real registers; the other tests of this folder then run on them too."""
     library = load_library()
     if library is None or not paths.processor_has_avx512():
+        # Nothing can be loosened by this: the emulated run of the same comparisons never skips where its headers are.
         pytest.skip("this processor offers no AVX-512 with VNNI: only its emulation is tested here")
     assert paths.library_of("avx512") is library
     torch.manual_seed(9)
@@ -133,11 +134,11 @@ def test_the_processor_itself_agrees_with_its_avx2():
 def test_only_functions_of_the_avx512_path_hold_its_instructions():
     """What every processor runs must not contain them: an inline function compiled twice could."""
     if shutil.which("objdump") is None:
-        pytest.skip("objdump is not here")
+        pytest.skip("objdump is missing: apt-get install binutils (CI does), then run this again")
     try:
         built = build.build()
     except build.Unavailable as why:
-        pytest.skip(str(why))
+        pytest.skip(str(why))  # no compiler or no AVX2: then there is no library to look into
     text = subprocess.run(["objdump", "-dC", "--no-show-raw-insn", built], capture_output=True, text=True, check=True)
     inside, holders = "", set()
     for line in text.stdout.splitlines():
