@@ -84,7 +84,7 @@ class Gate:
         bind_contextvars(request_id=request_id)
         state = scope.setdefault("state", {})
         state["request_id"], state["salt"] = request_id, ""
-        state["send"] = send  # for bodies of many pieces, which nobody on the way looks at
+        state["send"] = send  # for bodies of many pieces, which nobody on the way looks at, as is "chunks"
         state["traceparent"] = headers.get(b"traceparent", b"").decode("latin-1")
         status = 0
         # HEAD is GET without the body: the routes below see a GET, and what they send ends with its head.
@@ -112,6 +112,8 @@ class Gate:
             status = _CLIENT_GONE
         finally:
             self._finish(scope["method"], inner, status or 500, time.perf_counter() - started)
+            for name in ("send", "chunks"):  # they know the connection, which knows the state: no circle is left
+                state.pop(name, None)
 
     def _authorise(self, scope: Scope, headers: dict[bytes, bytes], state: dict[str, Any]) -> None:
         path = scope["path"]

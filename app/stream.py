@@ -150,6 +150,7 @@ class Stream:
         self._choices = [Choice(n, generation, tokenizer, ready) for n in range(generation.n)]
         self._open = generation.n
         self._pending: deque[Delta] = deque()
+        self._listener: Callable[[Delta], bool] | None = None
         self._strikes = 0
         self._gained = False
         self._broken: Broken | None = None
@@ -170,6 +171,10 @@ class Stream:
     @property
     def request_id(self) -> str:
         return self._generation.request_id
+
+    @property
+    def num_choices(self) -> int:
+        return len(self._choices)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -238,12 +243,40 @@ class Stream:
         self._pending.clear()
         return pending
 
+    def listen(self, listener: Callable[[Delta], bool]) -> None:
+        """From now on a delta that finds the consumer waiting goes to `listener`, in the call that brought its row.
+
+        It returns whether it took the delta, and may raise Broken. What it does not take, and last words, are the
+        consumer's as before: it sees every delta that the listener did not take, in order.
+        """
+        self._listener = listener
+        self.inbox.listener = self._heard
+
+    def _heard(self, row: Row) -> bool:
+        """A row that found the consumer waiting: whether it may sleep on."""
+        self._take(row)
+        pending = self._pending
+        if not pending:
+            return self._broken is None and self._open > 0
+        if self._listener is None or not self._open:
+            return False
+        try:
+            if not self._listener(pending[0]):
+                return False
+        except Broken as broken:
+            self._broken = broken
+            return False
+        pending.popleft()
+        self.last_delta = self.timings.last_token
+        return self._broken is None
+
     def close(self) -> None:
         """Cancel what still runs, and count the request; only the first call counts."""
         if self.timings.ended:
             return
         self.timings.ended = time.monotonic()
         self.inbox.closed = True
+        self.inbox.listener = self._listener = None
         client = self.inbox.client
         if client is not None:
             if self._open:

@@ -61,7 +61,10 @@ class Inbox:
     `Ended("slow_reader")` stands last, so memory is bounded whatever the client does.
     """
 
-    __slots__ = ("_events", "_limit", "_tokens", "_waiter", "attempt", "client", "closed", "overflowed", "started")
+    __slots__ = (
+        *("_events", "_limit", "_tokens", "_waiter"),
+        *("attempt", "client", "closed", "listener", "overflowed", "started"),
+    )
 
     def __init__(self, limit: int) -> None:
         self._events: list[Event] = []
@@ -70,15 +73,26 @@ class Inbox:
         self._waiter: asyncio.Future[None] | None = None
         self.attempt = 0
         self.client: WorkerClient | None = None
+        self.listener: Callable[[Row], bool] | None = None
         self.closed = False
         self.overflowed = False
         self.started = False
 
     def put(self, event: Event) -> None:
-        """Hold one event and wake the consumer."""
+        """Hold one event and wake the consumer; a row that finds it waiting is first offered to the `listener`.
+
+        The listener returns whether the consumer may sleep on; otherwise the consumer wakes to an empty inbox.
+        """
         if self.overflowed:
             return
+        waiter = self._waiter
+        if waiter is not None and waiter.done():
+            waiter = None
         if type(event) is Row:
+            if waiter is not None and self.listener is not None:
+                if not self.listener(event):
+                    waiter.set_result(None)
+                return
             self._tokens += len(event.tokens) + len(event.prompt_logprobs)
             if self._events and self._tokens > self._limit:  # one row alone may be long: a prompt's log-probabilities
                 self.overflowed = True
@@ -86,8 +100,8 @@ class Inbox:
                     "slow_reader", 503, f"the client let {self._limit} tokens pile up unread; reading stopped"
                 )
         self._events.append(event)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if waiter is not None:
+            waiter.set_result(None)
 
     @property
     def empty(self) -> bool:
@@ -95,8 +109,8 @@ class Inbox:
         return not self._events
 
     async def take(self) -> list[Event]:
-        """Everything that has arrived, waiting for the first."""
-        while not self._events:
+        """Everything that has arrived, waiting for the first; [] where the listener took it and wants to be seen."""
+        if not self._events:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter

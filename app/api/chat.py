@@ -72,7 +72,7 @@ async def chat_completions(request: Request) -> Response:
     async with AsyncExitStack() as stack:
         streams = await open_streams(stack, service, asked)
         if body.stream:
-            return EventResponse(writer.events(streams), stack.pop_all())
+            return EventResponse(writer, streams, stack.pop_all())
         answers = await collected(streams, bool(body.logprobs or body.trace))
         weight = 0 if logprobs.prompt is None else len(prompt.ids) * (logprobs.prompt + 1)
         answer = await shaped(weight, writer.whole, streams, answers)
@@ -104,12 +104,16 @@ class _Writer:
         async for piece in pieces(streams):
             if not piece.deltas:
                 yield WAITING
-            data = b"".join(self._events(streams, delta) for delta in piece.deltas)
+            data = self.written(streams, piece.deltas)
             if data:
                 yield data
         if self._frame.include_usage:
             yield event(self._chunk([], usage=self._frame.usage(streams)))
         yield DONE
+
+    def written(self, streams: Sequence[Stream], deltas: Sequence[Delta]) -> bytes:
+        """The events of some deltas, b"" where they tell nothing."""
+        return b"".join([self._events(streams, delta) for delta in deltas])
 
     def _events(self, streams: Sequence[Stream], delta: Delta) -> bytes:
         """The events of one delta; the first of each choice is preceded by one with the role."""

@@ -57,7 +57,7 @@ async def completions(request: Request) -> Response:
     async with AsyncExitStack() as stack:
         streams = await open_streams(stack, service, asked)
         if body.stream:
-            return EventResponse(writer.events(streams), stack.pop_all())
+            return EventResponse(writer, streams, stack.pop_all())
         keep = body.logprobs is not None or bool(body.trace)
         answers = await collected(streams, keep)
         answer = await shaped(writer.weight, writer.whole, streams, answers)
@@ -118,9 +118,7 @@ class _Writer:
             if piece.prompt:
                 numbered = [replace(delta, choice=piece.prompt * self._n + delta.choice) for delta in piece.deltas]
             weight = self._candidates and self._weight(numbered)
-            data = (
-                await shaped(weight, self._written, streams, numbered) if weight else self._written(streams, numbered)
-            )
+            data = await shaped(weight, self.written, streams, numbered) if weight else self.written(streams, numbered)
             if data:
                 yield data
         if self._frame.include_usage:
@@ -146,7 +144,8 @@ class _Writer:
         new = {delta.choice // self._n for delta in deltas if delta.choice not in self._begun}
         return sum(len(self._prompts[number].ids) for number in new) * self._candidates
 
-    def _written(self, streams: Sequence[Stream], deltas: Sequence[Delta]) -> bytes:
+    def written(self, streams: Sequence[Stream], deltas: Sequence[Delta]) -> bytes:
+        """The events of numbered deltas, b"" where they tell nothing."""
         parts = []
         for delta in deltas:
             if self._plain and delta.finish_reason is None and delta.choice in self._begun:

@@ -8,7 +8,7 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -115,40 +115,92 @@ def _step(first: Delta, stream: Stream) -> tuple[Delta, ...]:
     return (first,)
 
 
+class Writer(Protocol):
+    """What a route makes of the deltas of its streams."""
+
+    def events(self, streams: Sequence[Stream]) -> AsyncGenerator[bytes, None]:
+        """The whole body."""
+
+    def written(self, streams: Sequence[Stream], deltas: Sequence[Delta]) -> bytes:
+        """The events of some deltas, b"" where they tell nothing."""
+
+
+class Chunks(Protocol):
+    """The server's way for pieces of a body that needs no waiting."""
+
+    @property
+    def open(self) -> bool:
+        """A piece can go out now."""
+
+    def write(self, data: bytes) -> None:
+        """Send one piece, not empty."""
+
+
 class EventResponse(StreamingResponse):
     """A response of ready bytes that closes its streams however it ends.
 
     A fault after the beginning becomes one error event and the end, never a silent cut. Once the head is out, bytes
     go to the server by the shortest way (`state["send"]`): the layers between only look at heads. The gate ends the
     route when the client goes away, so nobody needs to listen for that here.
+
+    Where one choice is told, nearly every event is one token, and waking a task for it would cost more than making
+    it. So from the second event on they go from the worker's message to the socket in one call, by
+    `state["chunks"]` where the server offers it; the body's generator sleeps until something else is to be done.
     """
 
-    def __init__(self, body: AsyncGenerator[bytes, None], stack: AsyncExitStack) -> None:
+    def __init__(self, writer: Writer, streams: Sequence[Stream], stack: AsyncExitStack) -> None:
+        body = writer.events(streams)
         super().__init__(body, media_type="text/event-stream", headers=_HEADERS)
         self._body = body
+        self._writer = writer
+        self._streams = streams
         self._stack = stack
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with aclosing(self._body) as body:
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-                await _write(body, scope["state"]["send"])
+                await self._write(body, scope["state"]["send"], scope["state"].get("chunks"))
         finally:
             await self._stack.aclose()
 
+    async def _write(self, body: AsyncIterator[bytes], send: Send, chunks: Chunks | None) -> None:
+        """The body to its end, which a fault makes an error event."""
+        lone = len(self._streams) == 1 and self._streams[0].num_choices == 1
+        try:
+            async for data in body:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+                if lone and chunks is not None and data is not WAITING:
+                    lone = False
+                    self._streams[0].listen(self._shortcut(chunks))
+            last = b""
+        except Exception as error:
+            last = error_event(_broken(error))
+        await send({"type": "http.response.body", "body": last, "more_body": False})
 
-async def _write(body: AsyncIterator[bytes], send: Send) -> None:
-    """The body to its end, which a fault makes an error event."""
-    try:
-        async for data in body:
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-        last = b""
-    except Broken as broken:
-        last = error_event(broken)
-    except Exception as error:
-        log.exception("a stream failed")
-        last = error_event(Broken(f"the server failed at this stream ({type(error).__name__}); its log says why"))
-    await send({"type": "http.response.body", "body": last, "more_body": False})
+    def _shortcut(self, chunks: Chunks) -> Callable[[Delta], bool]:
+        """Writes a delta where that can be done at once, and says whether it did. Raises Broken."""
+
+        def write(delta: Delta) -> bool:
+            if not chunks.open:
+                return False
+            try:
+                data = self._writer.written(self._streams, (delta,))
+                if data:
+                    chunks.write(data)
+            except Exception as error:
+                raise _broken(error) from error
+            return True
+
+        return write
+
+
+def _broken(error: Exception) -> Broken:
+    """What ended a stream; what nobody expected is logged."""
+    if isinstance(error, Broken):
+        return error
+    log.error("a stream failed", exc_info=error)
+    return Broken(f"the server failed at this stream ({type(error).__name__}); its log says why")
 
 
 async def collected(streams: Sequence[Stream], keep_tokens: bool) -> dict[tuple[int, int], Delta]:
