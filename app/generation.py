@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from app.choice import HEARTBEAT, Delta, Token
-from app.stream import Broken, ChoiceUsage, Generation, Observer, Refused, Stream, Timings, Usage
+from app.faults import Broken, Refused, broken_by
+from app.stream import ChoiceUsage, Generation, Observer, Stream, Timings, Usage
 from app.text.tokenizer import Tokenizer
 from app.worker_client import Ended, Inbox, Pulse
 from model.protocol import Ready, Submit
@@ -36,6 +37,7 @@ __all__ = [
     "Timings",
     "Token",
     "Usage",
+    "broken_by",
 ]
 
 

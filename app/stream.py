@@ -13,6 +13,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from app.choice import HEARTBEAT, Choice, Delta, OutOfOrder
+from app.faults import Broken, Refused, broken_by
 from app.text.tokenizer import Tokenizer
 from app.worker_client import Ended, Event, Inbox, Lost, Pulse
 from model.protocol import (
@@ -45,35 +46,6 @@ class Generation:
     watch: bool = False
     skip_special_tokens: bool = True
     traceparent: str = ""
-
-
-class Refused(Exception):
-    """No stream begins: `status` 400 (with `param`), 429 or 503 (with `retry_after` in seconds)."""
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        param: str | None = None,
-        code: str | None = None,
-        retry_after: int | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.param = param
-        self.code = code
-        self.retry_after = retry_after
-
-
-class Broken(Exception):
-    """The stream ends early by a fault or a limit; `status` serves an answer of which nothing was sent yet."""
-
-    def __init__(self, message: str, code: str = "internal_error", status: int = 500) -> None:
-        super().__init__(message)
-        self.message = message
-        self.code = code
-        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,28 +218,27 @@ class Stream:
     def listen(self, listener: Callable[[Delta], bool]) -> None:
         """From now on a delta that finds the consumer waiting goes to `listener`, in the call that brought its row.
 
-        It returns whether it took the delta, and may raise Broken. What it does not take, and last words, are the
-        consumer's as before: it sees every delta that the listener did not take, in order.
+        It returns whether it took the delta; what it raises ends the stream. What it does not take, and last words,
+        are the consumer's as before: it sees every delta that the listener did not take, in order.
         """
         self._listener = listener
         self.inbox.listener = self._heard
 
     def _heard(self, row: Row) -> bool:
         """A row that found the consumer waiting: whether it may sleep on."""
-        self._take(row)
         pending = self._pending
-        if not pending:
-            return self._broken is None and self._open > 0
-        if self._listener is None or not self._open:
-            return False
         try:
-            if not self._listener(pending[0]):
+            self._handle(row)
+            if not self._open:
                 return False
-        except Broken as broken:
-            self._broken = broken
-            return False
-        pending.popleft()
-        self.last_delta = self.timings.last_token
+            if pending and self._listener is not None:
+                delta = pending.popleft()
+                if not self._listener(delta):
+                    pending.appendleft(delta)
+                    return False
+                self.last_delta = self.timings.last_token
+        except Exception as error:  # whatever it is, it is this stream's: all streams share the call we are in
+            self._broken = broken_by(error)
         return self._broken is None
 
     def close(self) -> None:

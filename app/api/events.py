@@ -4,7 +4,6 @@ Knows deltas and bytes; what a chunk looks like is the route's. One write for al
 """
 
 import asyncio
-import logging
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
@@ -16,9 +15,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from app.api.errors import error_event
-from app.generation import Broken, Delta, Generation, Service, Stream, Token
-
-log = logging.getLogger("everstream.api")
+from app.generation import Delta, Generation, Service, Stream, Token, broken_by
 
 WAITING = b": waiting\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -175,32 +172,21 @@ class EventResponse(StreamingResponse):
                     self._streams[0].listen(self._shortcut(chunks))
             last = b""
         except Exception as error:
-            last = error_event(_broken(error))
+            last = error_event(broken_by(error))
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     def _shortcut(self, chunks: Chunks) -> Callable[[Delta], bool]:
-        """Writes a delta where that can be done at once, and says whether it did. Raises Broken."""
+        """Writes a delta where that can be done at once, and says whether it did."""
 
         def write(delta: Delta) -> bool:
             if not chunks.open:
                 return False
-            try:
-                data = self._writer.written(self._streams, (delta,))
-                if data:
-                    chunks.write(data)
-            except Exception as error:
-                raise _broken(error) from error
+            data = self._writer.written(self._streams, (delta,))
+            if data:
+                chunks.write(data)
             return True
 
         return write
-
-
-def _broken(error: Exception) -> Broken:
-    """What ended a stream; what nobody expected is logged."""
-    if isinstance(error, Broken):
-        return error
-    log.error("a stream failed", exc_info=error)
-    return Broken(f"the server failed at this stream ({type(error).__name__}); its log says why")
 
 
 async def collected(streams: Sequence[Stream], keep_tokens: bool) -> dict[tuple[int, int], Delta]:

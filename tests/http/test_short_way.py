@@ -1,12 +1,16 @@
 """Events that go from the worker's message to the socket in one call: the same bytes, whoever has to wait."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from app.choice import Choice
 from app.connections import Chunks
 from tests.http.reading import events, joined, whole
 from tests.http.test_streams import both
+
+POISON = 666
 
 
 @pytest.fixture
@@ -78,4 +82,30 @@ def test_a_fault_on_the_short_way_is_one_error_event_and_the_end(served, monkeyp
     assert "no words" not in text
     monkeypatch.undo()
     assert served.complete(max_tokens=5)["choices"][0]["finish_reason"] == "length"
+    assert served.open_streams() == 0
+
+
+def test_a_fault_in_one_stream_leaves_the_others_alone(serve, monkeypatch):
+    """Rows of all streams come in one call: what one of them raises must not end the worker's connection."""
+    served = serve(delay=0.005)
+    push, begin = Choice.push, Choice.__init__
+
+    def begun(choice, number, options, *more):
+        begin(choice, number, options, *more)
+        choice.poisoned = options.params.seed == POISON
+
+    def poisoned(choice, row):
+        if choice.poisoned and row.index == 20:
+            raise KeyError("a table without this entry")
+        return push(choice, row)
+
+    monkeypatch.setattr(Choice, "__init__", begun)
+    monkeypatch.setattr(Choice, "push", poisoned)
+    asked = {"prompt": "Hi", "max_tokens": 60, "stream": True}
+    with ThreadPoolExecutor(4) as pool:
+        seeds = [3, POISON, 4, 5]
+        answers = list(pool.map(lambda seed: served.post("/v1/completions", {**asked, "seed": seed}).text, seeds))
+    ends = [answer.split("\n\n")[-2] for answer in answers]
+    assert "(KeyError)" in json.loads(ends.pop(1).removeprefix("data: "))["error"]["message"]
+    assert ends == ["data: [DONE]"] * 3
     assert served.open_streams() == 0
