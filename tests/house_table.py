@@ -51,9 +51,12 @@ ROWS = (
     ),
     Row("app.ledger", ("model.protocol",), ("msgspec",)),
     Row("app.choice", ("app.ledger", "app.text", "model.protocol"), ("msgspec",)),
-    Row("app.stream", ("app.choice", "app.text", "app.worker_client", "model.protocol"), ("msgspec",)),
+    Row("app.faults", (), ()),
+    Row("app.stream", ("app.choice", "app.faults", "app.text", "app.worker_client", "model.protocol"), ("msgspec",)),
     Row(
-        "app.generation", ("app.stream", "app.choice", "app.text", "app.worker_client", "model.protocol"), ("msgspec",)
+        "app.generation",
+        ("app.stream", "app.choice", "app.faults", "app.text", "app.worker_client", "model.protocol"),
+        ("msgspec",),
     ),
     Row("app.metrics", ("app.live", "model.protocol"), ("prometheus_client", "msgspec")),
     Row("app.security", (), ("starlette", "msgspec")),

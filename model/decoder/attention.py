@@ -28,8 +28,8 @@ class Attention:
         slopes = alibi_slopes(spec.heads, spec.alibi_max, spec.alibi_scale) if spec.alibi else None
         self._slopes = None if slopes is None else table.place(slopes)
 
-    def forward(self, ops: Ops, x: X) -> X:
-        """[tokens, width] → [tokens, width]."""
+    def forward(self, ops: Ops, x: X, wanted: bool = False) -> X:
+        """[tokens, width] → [tokens, width], or [rows, width] where only wanted rows go on."""
         spec = self._spec
         qkv = self._qkv.forward(ops, x)
         if spec.clip_qkv is not None:
@@ -59,7 +59,7 @@ class Attention:
             alibi_slopes=self._slopes,
             sink_logits=None if self._sink_logits is None else self._sink_logits.value,
         )
-        return self._out.forward(ops, mixed)
+        return self._out.forward(ops, ops.select_rows(mixed) if wanted else mixed)
 
 
 def _names(name: str) -> tuple[str, str, str]:

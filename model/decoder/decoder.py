@@ -40,12 +40,15 @@ class Block:
         self._mlp = Mlp(table, f"{name}.mlp", spec.mlp, width)
         self._post_mlp = optional_norm(table, f"{name}.post_mlp", spec.post_mlp, width)
 
-    def forward(self, ops: Ops, x: X) -> X:
-        """[tokens, width] → [tokens, width]."""
+    def forward(self, ops: Ops, x: X, last: bool = False) -> X:
+        """[tokens, width] → [tokens, width]; the last layer gives [rows, width]: the rows whose logits are wanted."""
         normed = x if self._pre_attention is None else self._pre_attention.forward(ops, x)
-        mixed = self._attention.forward(ops, normed)
+        mixed = self._attention.forward(ops, normed, wanted=last)
+        if last:  # keys and values of all tokens are stored: only the wanted rows go on
+            x = ops.select_rows(x)
         if self._parallel:
-            inner = normed if self._pre_mlp is None else self._pre_mlp.forward(ops, x)
+            shared = ops.select_rows(normed) if last and self._pre_mlp is None else normed
+            inner = shared if self._pre_mlp is None else self._pre_mlp.forward(ops, x)
             return ops.add(ops.add(x, mixed), self._mlp.forward(ops, inner))
         if self._post_attention is not None and not self._norm_residual:
             mixed = self._post_attention.forward(ops, mixed)
@@ -112,8 +115,7 @@ class Decoder:
         if self._embedding_norm is not None:
             x = self._embedding_norm.forward(ops, x)
         for block in self._blocks:
-            x = block.forward(ops, x)
-        x = ops.select_rows(x)  # [rows, width]: the head runs only for rows whose logits are wanted
+            x = block.forward(ops, x, last=block is self._blocks[-1])  # after the last [rows, width]
         if self._final_norm is not None:
             x = self._final_norm.forward(ops, x)
         if self._project_out is not None:

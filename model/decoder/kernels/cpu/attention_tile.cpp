@@ -195,6 +195,47 @@ inline __m256i lanes_within(int first, int lo, int hi) {  // keys first .. first
     return _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(lo), key), _mm256_cmpgt_epi32(_mm256_set1_epi32(hi), key));
 }
 
+// `whole`: the row sees all keys of the tile, and nothing is to be masked.
+template <bool whole>
+float softmax(const ScoreRule& rule, int lo, int hi, float* p, float& top, float& sum) {
+    const __m256 scale = _mm256_set1_ps(rule.scale), lowest = _mm256_set1_ps(-__builtin_inff());
+    __m256 score[kTile / 8], largest = lowest;
+    __m256i seen[kTile / 8] = {};
+    ES_UNROLL
+    for (int c = 0; c < kTile / 8; ++c) {
+        if constexpr (!whole) seen[c] = lanes_within(8 * c, lo, hi);
+        __m256 s = _mm256_mul_ps(_mm256_loadu_ps(p + 8 * c), scale);
+        if (rule.softcap != 0.0f) {
+            const __m256 cap = _mm256_set1_ps(rule.softcap);
+            s = _mm256_mul_ps(cap, tanh8(_mm256_div_ps(s, cap)));
+        }
+        if (rule.slope != 0.0f) {
+            const __m256 key = _mm256_add_ps(_mm256_set1_ps(static_cast<float>(8 * c)), _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7));
+            s = _mm256_sub_ps(s, _mm256_mul_ps(_mm256_set1_ps(rule.slope), _mm256_sub_ps(_mm256_set1_ps(rule.from), key)));
+        }
+        score[c] = whole ? s : _mm256_blendv_ps(lowest, s, _mm256_castsi256_ps(seen[c]));
+        largest = _mm256_max_ps(largest, score[c]);
+    }
+    const float now = std::max(top, max8(largest));
+    const __m256 peak = _mm256_set1_ps(now);
+    __m256 total[kTile / 8];
+    ES_UNROLL
+    for (int c = 0; c < kTile / 8; ++c) {
+        total[c] = exp8(_mm256_sub_ps(score[c], peak));
+        if constexpr (!whole) total[c] = _mm256_and_ps(total[c], _mm256_castsi256_ps(seen[c]));
+        _mm256_storeu_ps(p + 8 * c, total[c]);
+    }
+    const float added = sum8(_mm256_add_ps(_mm256_add_ps(total[0], total[1]), _mm256_add_ps(total[2], total[3])));
+    if (top == now) {  // mostly: e^0 is exactly 1
+        sum += added;
+        return 1.0f;
+    }
+    const float shrink = _mm256_cvtss_f32(exp8(_mm256_set1_ps(top - now)));  // of nothing (top -inf): tiny times zero
+    sum = sum * shrink + added;
+    top = now;
+    return shrink;
+}
+
 }  // namespace
 
 void convert_tile(KeyTile& tile, int64_t head_dim, int64_t from, int64_t to) {
@@ -216,41 +257,7 @@ void multiply_keys(const KeyTile& tile, int64_t head_dim, const float* q, int64_
 }
 
 float softmax_row(const ScoreRule& rule, int lo, int hi, float* p, float& top, float& sum) {
-    const __m256 scale = _mm256_set1_ps(rule.scale), lowest = _mm256_set1_ps(-__builtin_inff());
-    __m256 score[kTile / 8], largest = lowest;
-    __m256i seen[kTile / 8];
-    ES_UNROLL
-    for (int c = 0; c < kTile / 8; ++c) {
-        seen[c] = lanes_within(8 * c, lo, hi);
-        __m256 s = _mm256_mul_ps(_mm256_loadu_ps(p + 8 * c), scale);
-        if (rule.softcap != 0.0f) {
-            const __m256 cap = _mm256_set1_ps(rule.softcap);
-            s = _mm256_mul_ps(cap, tanh8(_mm256_div_ps(s, cap)));
-        }
-        if (rule.slope != 0.0f) {
-            const __m256 key = _mm256_add_ps(_mm256_set1_ps(static_cast<float>(8 * c)), _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7));
-            s = _mm256_sub_ps(s, _mm256_mul_ps(_mm256_set1_ps(rule.slope), _mm256_sub_ps(_mm256_set1_ps(rule.from), key)));
-        }
-        score[c] = _mm256_blendv_ps(lowest, s, _mm256_castsi256_ps(seen[c]));
-        largest = _mm256_max_ps(largest, score[c]);
-    }
-    const float now = std::max(top, max8(largest));
-    const __m256 peak = _mm256_set1_ps(now);
-    __m256 total[kTile / 8];
-    ES_UNROLL
-    for (int c = 0; c < kTile / 8; ++c) {
-        total[c] = _mm256_and_ps(exp8(_mm256_sub_ps(score[c], peak)), _mm256_castsi256_ps(seen[c]));
-        _mm256_storeu_ps(p + 8 * c, total[c]);
-    }
-    const float added = sum8(_mm256_add_ps(_mm256_add_ps(total[0], total[1]), _mm256_add_ps(total[2], total[3])));
-    if (top == now) {  // mostly: e^0 is exactly 1
-        sum += added;
-        return 1.0f;
-    }
-    const float shrink = _mm256_cvtss_f32(exp8(_mm256_set1_ps(top - now)));  // of nothing (top -inf): tiny times zero
-    sum = sum * shrink + added;
-    top = now;
-    return shrink;
+    return (lo <= 0 && hi >= kTile ? softmax<true> : softmax<false>)(rule, lo, hi, p, top, sum);
 }
 
 void add_values(const KeyTile& tile, int64_t head_dim, const float* weights, const float* factors, int64_t rows,
