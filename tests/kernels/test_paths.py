@@ -12,7 +12,7 @@ from model.decoder.kernels.cpu.library import load_library
 from tests.kernels import paths
 from tests.kernels.probe import Probe, plain_spec, raw, run, tokens
 from tests.kernels.test_attention import attention, ragged, results
-from tests.kernels.test_products import QUANTISED, ROWS, bfloat, product
+from tests.kernels.test_products import QUANTISED, ROWS, bfloat, product, uneven
 
 FLOATS = ("F32", "F16", "BF16")
 
@@ -64,6 +64,13 @@ def test_the_largest_weights_and_rows_have_the_bits_of_avx2(kind):
     first, second = both("auto", lambda b: product(b, table, [raw(weight, kind)]), tokens(range(4)))
     same_bits(first, second)
     assert first.abs().max() > 32 * 100
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_rows_whose_groups_differ_in_size_have_the_bits_of_avx2(kind):
+    torch.manual_seed(6)
+    table, weight = uneven(21, 256), raw(torch.randn(33, 256), kind)
+    same_bits(*both("auto", lambda b: product(b, table, [weight]), tokens(range(21))))
 
 
 def test_columns_of_a_wider_result_and_sums_on_top_have_the_bits_of_avx2():

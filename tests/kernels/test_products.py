@@ -23,11 +23,15 @@ def bfloat(*shape):
 
 
 def int8_rows(x):
-    """Rows as the kernels see them: groups of 32 rounded to 127 steps."""
+    """Rows as the kernels see them: a scale a row, whole steps of it a group of 32, 127 values to each side."""
     groups = x.reshape(x.shape[0], -1, 32)
     top = groups.abs().amax(dim=2, keepdim=True)
-    steps = torch.where(top > 0, groups * (torch.tensor(127.0) / top), torch.zeros(())).round()
-    return (steps.double() * (top.double() / 127.0)).reshape(x.shape)
+    largest = top.amax(dim=1, keepdim=True)
+    steps = (top * (torch.tensor(2047.0) / largest)).ceil().clamp(1, 2047)
+    scale = largest / (torch.tensor(127.0) * 2047)
+    values = torch.where(largest > 0, groups * (1 / (scale * steps)), torch.zeros(())).round()
+    assert values.abs().max() <= 127
+    return (values.double() * (scale.double() * steps.double()).nan_to_num()).reshape(x.shape)
 
 
 @pytest.mark.parametrize("kind", QUANTISED)
@@ -42,6 +46,27 @@ def test_quantised_weights_times_int8_rows(served, kind, out, inner):
         got = run(served, probe, tokens(range(rows)))
         assert got.shape == (rows, out)
         torch.testing.assert_close(got.double(), expected, rtol=2e-5, atol=2e-5 * inner**0.5)
+
+
+def uneven(rows, inner):
+    """Rows whose groups of 32 differ by up to nine orders of magnitude; some groups, and the second row, are zero."""
+    size = 10 ** (torch.rand(rows, inner // 32, 1) * 9 - 6)
+    size[torch.rand(rows, inner // 32, 1) < 0.2] = 0
+    size[1] = 0
+    return (torch.randn(rows, inner // 32, 32) * size).reshape(rows, inner).to(torch.bfloat16).to(torch.float32)
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_rows_whose_groups_differ_in_size(served, kind):
+    torch.manual_seed(4)
+    table, weight = uneven(40, 256), raw(torch.randn(33, 256), kind)
+    exact = table.double() @ dequantise_weight(weight).double().T
+    expected = int8_rows(table) @ dequantise_weight(weight).double().T
+    got = run(served, product(served, table, [weight]), tokens(range(40))).double()
+    size = table.abs().amax(dim=1, keepdim=True).double()
+    assert ((got - expected).abs() <= 1e-5 * 256**0.5 * size).all()
+    assert ((got - exact).abs() <= 0.03 * 256**0.5 * size).all()
+    assert (got[1] == 0).all()
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])

@@ -16,6 +16,9 @@ enum Format : int32_t { kNibble = 0, kByte = 1, kByteSigned = 2, kFloat = 3, kHa
 
 constexpr int kGroup = 32;
 
+// What a quantised row has beside its bytes: three entries a group of inputs, and the row's scale.
+inline int64_t meta_floats(int64_t in) { return in / kGroup * 3 + 1; }
+
 inline bool quantised(int32_t format) { return format <= kByteSigned; }
 inline int tile_width(int32_t format) { return format == kByte || format == kByteSigned ? 8 : 16; }
 

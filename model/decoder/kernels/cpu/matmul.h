@@ -11,7 +11,7 @@ namespace es {
 // Rows of one input, padded to a multiple of four rows (what stands in the padding does not matter).
 struct QuantRows {
     const int8_t* q;    // [rows][in]
-    const float* meta;  // [rows][in / 32][2]: scale, scale * sum
+    const float* meta;  // [rows][meta_floats(in)], see rows.h
 };
 
 struct FloatRows {

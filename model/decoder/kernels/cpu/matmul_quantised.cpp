@@ -3,7 +3,9 @@
 // vpmaddubsw multiplies unsigned weights by signed rows and adds pairs: a nibble times a row entry summed over a
 // whole group stays below 15 * 127 * 2 * 8 = 30480 in a 16-bit lane, so a group needs one widening, not eight.
 // A byte is 16 * high + low: two nibble sums, joined by the widening's factors 16 and 1.
-// Per group, output and row:  sum += m * (dx * sum of q);  sum += (d * dx) * dot.
+// A group of a row is scaled by a whole number of steps (rows.h), and the widening multiplies by it for nothing:
+// products are what the vector pipes have least of. Per group, output and row:
+//   sum += m * (steps * sum of q);  sum += d * (steps * dot);  and at the end the row's own scale.
 #include "matmul.h"
 #include "simd.h"
 
@@ -52,9 +54,16 @@ inline void fetch(const uint8_t* group) {
     for (int line = 0; line < 5; ++line) _mm_prefetch(reinterpret_cast<const char*>(group) + 64 * line, _MM_HINT_T0);
 }
 
-inline __m256 step(__m256 sum, __m256i dot, __m256 d, __m256 m, __m256 dx, __m256 sx) {
-    sum = _mm256_fmadd_ps(m, sx, sum);
-    return _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_mul_ps(d, dx), sum);
+inline __m256i steps_of(const float* meta) { return _mm256_castps_si256(_mm256_broadcast_ss(meta)); }  // in both halves of a lane
+
+// `dot` is multiplied by the steps already.
+inline __m256 step(__m256 sum, __m256i dot, __m256 d, __m256 m, __m256 steps_sum) {
+    sum = _mm256_fmadd_ps(m, steps_sum, sum);
+    return _mm256_fmadd_ps(d, _mm256_cvtepi32_ps(dot), sum);
+}
+
+inline __m256i join(__m256i low, __m256i high, __m256i steps) {
+    return _mm256_add_epi32(_mm256_madd_epi16(low, steps), _mm256_madd_epi16(high, _mm256_slli_epi16(steps, 4)));
 }
 
 // Four rows by one group of a panel, in registers: eight 16-bit sums, written out because gcc spills them.
@@ -89,43 +98,43 @@ inline void group_of_four(const uint8_t* w, const int8_t* row, int64_t ld, __m25
 // `ahead` is the packed tile that comes next: it is fetched while this one is computed, a group at a time.
 void four_rows_nibbles(const uint8_t* w, const float* s, int64_t groups, const int8_t* q, int64_t in, const float* meta,
                        const uint8_t* ahead, float* values) {
-    const __m256i ones = _mm256_set1_epi16(1);
+    const int64_t ld = meta_floats(in);
     alignas(32) float sum[8][8] = {};
-    for (int64_t g = 0; g < groups; ++g, w += kPanelGroup, s += 32, q += kGroup, meta += 2) {
+    for (int64_t g = 0; g < groups; ++g, w += kPanelGroup, s += 32, q += kGroup, meta += 3) {
         if (ahead) fetch(ahead + g * 320);
         __m256i a[4], b[4];
         group_of_four(w, q, in, a, b);
         const __m256 d0 = _mm256_load_ps(s), d1 = _mm256_load_ps(s + 8), m0 = _mm256_load_ps(s + 16), m1 = _mm256_load_ps(s + 24);
         ES_UNROLL
         for (int r = 0; r < 4; ++r) {
-            const __m256 dx = _mm256_broadcast_ss(meta + r * groups * 2), sx = _mm256_broadcast_ss(meta + r * groups * 2 + 1);
-            _mm256_store_ps(sum[2 * r], step(_mm256_load_ps(sum[2 * r]), _mm256_madd_epi16(a[r], ones), d0, m0, dx, sx));
-            _mm256_store_ps(sum[2 * r + 1], step(_mm256_load_ps(sum[2 * r + 1]), _mm256_madd_epi16(b[r], ones), d1, m1, dx, sx));
+            const __m256i steps = steps_of(meta + r * ld);
+            const __m256 sx = _mm256_broadcast_ss(meta + r * ld + 1);
+            _mm256_store_ps(sum[2 * r], step(_mm256_load_ps(sum[2 * r]), _mm256_madd_epi16(a[r], steps), d0, m0, sx));
+            _mm256_store_ps(sum[2 * r + 1], step(_mm256_load_ps(sum[2 * r + 1]), _mm256_madd_epi16(b[r], steps), d1, m1, sx));
         }
     }
-    std::memcpy(values, sum, sizeof sum);
-}
-
-inline __m256i join(__m256i low, __m256i high) {
-    return _mm256_add_epi32(_mm256_madd_epi16(low, _mm256_set1_epi16(1)), _mm256_madd_epi16(high, _mm256_set1_epi16(16)));
+    ES_UNROLL
+    for (int i = 0; i < 8; ++i) {  // meta stands at the rows' scales now
+        _mm256_storeu_ps(values + 8 * i, _mm256_mul_ps(_mm256_load_ps(sum[i]), _mm256_broadcast_ss(meta + i / 2 * ld)));
+    }
 }
 
 void four_rows_bytes(const uint8_t* w, const float* s, int64_t groups, const int8_t* q, int64_t in, const float* meta,
                      const uint8_t* ahead, float* values) {
+    const int64_t ld = meta_floats(in);
     __m256 sum[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
-    for (int64_t g = 0; g < groups; ++g, w += kPanelGroup, s += 16, q += kGroup, meta += 2) {
+    for (int64_t g = 0; g < groups; ++g, w += kPanelGroup, s += 16, q += kGroup, meta += 3) {
         if (ahead) fetch(ahead + g * 288);
         __m256i a[4], b[4];
         group_of_four(w, q, in, a, b);
         const __m256 d = _mm256_load_ps(s), m = _mm256_load_ps(s + 8);
         ES_UNROLL
         for (int r = 0; r < 4; ++r) {
-            const __m256 dx = _mm256_broadcast_ss(meta + r * groups * 2), sx = _mm256_broadcast_ss(meta + r * groups * 2 + 1);
-            sum[r] = step(sum[r], join(a[r], b[r]), d, m, dx, sx);
+            sum[r] = step(sum[r], join(a[r], b[r], steps_of(meta + r * ld)), d, m, _mm256_broadcast_ss(meta + r * ld + 1));
         }
     }
     ES_UNROLL
-    for (int r = 0; r < 4; ++r) _mm256_storeu_ps(values + 8 * r, sum[r]);
+    for (int r = 0; r < 4; ++r) _mm256_storeu_ps(values + 8 * r, _mm256_mul_ps(sum[r], _mm256_broadcast_ss(meta + r * ld)));
 }
 
 inline __m256i broadcast4(const int8_t* p) {
@@ -137,11 +146,12 @@ inline __m256i broadcast4(const int8_t* p) {
 // One or two rows straight from the packed tile: this is what a single stream runs, at the speed of memory.
 template <int R>
 void few_rows_nibbles(const uint8_t* tile, int64_t groups, const int8_t* q, int64_t in, const float* meta, float* values) {
-    const __m256i ones = _mm256_set1_epi16(1), mask = _mm256_set1_epi8(15);
+    const __m256i mask = _mm256_set1_epi8(15);
+    const int64_t ld = meta_floats(in);
     __m256 sum[R][2];
     ES_UNROLL
     for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = _mm256_setzero_ps();
-    for (int64_t g = 0; g < groups; ++g, tile += 320, q += kGroup, meta += 2) {
+    for (int64_t g = 0; g < groups; ++g, tile += 320, q += kGroup, meta += 3) {
         __m256i dot[R][2];
         ES_UNROLL
         for (int r = 0; r < R; ++r) dot[r][0] = dot[r][1] = _mm256_setzero_si256();
@@ -161,15 +171,17 @@ void few_rows_nibbles(const uint8_t* tile, int64_t groups, const int8_t* q, int6
         const auto* s = reinterpret_cast<const uint16_t*>(tile + 256);
         ES_UNROLL
         for (int r = 0; r < R; ++r) {
-            const __m256 dx = _mm256_broadcast_ss(meta + r * groups * 2), sx = _mm256_broadcast_ss(meta + r * groups * 2 + 1);
-            sum[r][0] = step(sum[r][0], _mm256_madd_epi16(dot[r][0], ones), half8(s), half8(s + 16), dx, sx);
-            sum[r][1] = step(sum[r][1], _mm256_madd_epi16(dot[r][1], ones), half8(s + 8), half8(s + 24), dx, sx);
+            const __m256i steps = steps_of(meta + r * ld);
+            const __m256 sx = _mm256_broadcast_ss(meta + r * ld + 1);
+            sum[r][0] = step(sum[r][0], _mm256_madd_epi16(dot[r][0], steps), half8(s), half8(s + 16), sx);
+            sum[r][1] = step(sum[r][1], _mm256_madd_epi16(dot[r][1], steps), half8(s + 8), half8(s + 24), sx);
         }
     }
     ES_UNROLL
     for (int r = 0; r < R; ++r) {
-        _mm256_storeu_ps(values + 16 * r, sum[r][0]);
-        _mm256_storeu_ps(values + 16 * r + 8, sum[r][1]);
+        const __m256 scale = _mm256_broadcast_ss(meta + r * ld);
+        _mm256_storeu_ps(values + 16 * r, _mm256_mul_ps(sum[r][0], scale));
+        _mm256_storeu_ps(values + 16 * r + 8, _mm256_mul_ps(sum[r][1], scale));
     }
 }
 
@@ -177,10 +189,11 @@ template <int R>
 void few_rows_bytes(const uint8_t* tile, int64_t groups, bool with_minimum, const int8_t* q, int64_t in, const float* meta,
                     float* values) {
     const __m256i mask = _mm256_set1_epi8(15);
+    const int64_t ld = meta_floats(in);
     __m256 sum[R];
     ES_UNROLL
     for (int r = 0; r < R; ++r) sum[r] = _mm256_setzero_ps();
-    for (int64_t g = 0; g < groups; ++g, tile += with_minimum ? 288 : 272, q += kGroup, meta += 2) {
+    for (int64_t g = 0; g < groups; ++g, tile += with_minimum ? 288 : 272, q += kGroup, meta += 3) {
         __m256i low[R], high[R];
         ES_UNROLL
         for (int r = 0; r < R; ++r) low[r] = high[r] = _mm256_setzero_si256();
@@ -200,12 +213,11 @@ void few_rows_bytes(const uint8_t* tile, int64_t groups, bool with_minimum, cons
         const __m256 m = byte_minimum(tile, with_minimum, d);
         ES_UNROLL
         for (int r = 0; r < R; ++r) {
-            const __m256 dx = _mm256_broadcast_ss(meta + r * groups * 2), sx = _mm256_broadcast_ss(meta + r * groups * 2 + 1);
-            sum[r] = step(sum[r], join(low[r], high[r]), d, m, dx, sx);
+            sum[r] = step(sum[r], join(low[r], high[r], steps_of(meta + r * ld)), d, m, _mm256_broadcast_ss(meta + r * ld + 1));
         }
     }
     ES_UNROLL
-    for (int r = 0; r < R; ++r) _mm256_storeu_ps(values + 8 * r, sum[r]);
+    for (int r = 0; r < R; ++r) _mm256_storeu_ps(values + 8 * r, _mm256_mul_ps(sum[r], _mm256_broadcast_ss(meta + r * ld)));
 }
 
 template <int R>
@@ -245,7 +257,7 @@ void quantised_tile(const Part& part, int64_t tile, const QuantRows& rows, int64
     }
     for (int64_t row = 0; row < count; row += 4) {
         (nibbles ? four_rows_nibbles : four_rows_bytes)(w, scales, groups, rows.q + row * part.in, part.in,
-                                                        rows.meta + row * groups * 2, row == 0 ? next : nullptr, values);
+                                                        rows.meta + row * meta_floats(part.in), row == 0 ? next : nullptr, values);
         finish_tile(part, tile, values, row, count - row < 4 ? count - row : 4, to);
     }
 }

@@ -24,9 +24,11 @@ inline __m512i broadcast4(const int8_t* p) {
     return _mm512_set1_epi32(quad);
 }
 
-inline __m512 step(__m512 sum, __m512i dot, __m512 d, __m512 m, const float* scale_and_sum) {
-    sum = _mm512_fmadd_ps(m, _mm512_set1_ps(scale_and_sum[1]), sum);
-    return _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(d, _mm512_set1_ps(scale_and_sum[0])), sum);
+// The dot is below 2^21, so it is exact as a float, and its product with the steps is rounded once, as AVX2's conversion
+// of the whole number rounds it.
+inline __m512 step(__m512 sum, __m512i dot, __m512 d, __m512 m, const float* meta) {
+    sum = _mm512_fmadd_ps(m, _mm512_set1_ps(meta[1]), sum);
+    return _mm512_fmadd_ps(d, _mm512_mul_ps(_mm512_cvtepi32_ps(dot), _mm512_set1_ps(meta[2])), sum);
 }
 
 // One group of sixteen outputs: the weights of two quads of inputs at a time, and the scales.
@@ -85,8 +87,8 @@ void rows_by_sixteen(Weights weights, int64_t groups, const int8_t* q, int64_t i
     ES_UNROLL
     for (int r = 0; r < R; ++r) sum[r] = _mm512_setzero_ps();
     RowWalk<int8_t, R> x(q, in);
-    RowWalk<float, R> x_meta(meta, groups * 2);
-    for (int64_t g = 0; g < groups; ++g, weights.advance(), x.advance(kGroup), x_meta.advance(2)) {
+    RowWalk<float, R> x_meta(meta, meta_floats(in));
+    for (int64_t g = 0; g < groups; ++g, weights.advance(), x.advance(kGroup), x_meta.advance(3)) {
         if (ahead) weights.prefetch(ahead);
         __m512i dot[R];
         ES_UNROLL
@@ -106,7 +108,7 @@ void rows_by_sixteen(Weights weights, int64_t groups, const int8_t* q, int64_t i
         for (int r = 0; r < R; ++r) sum[r] = step(sum[r], dot[r], d, m, x_meta[r]);
     }
     ES_UNROLL
-    for (int r = 0; r < R; ++r) _mm512_storeu_ps(values + 16 * r, sum[r]);
+    for (int r = 0; r < R; ++r) _mm512_storeu_ps(values + 16 * r, _mm512_mul_ps(sum[r], _mm512_set1_ps(x_meta[r][0])));
 }
 
 template <class Weights>
@@ -144,7 +146,7 @@ void all_rows(const Part& part, int64_t tile, const Weights& weights, int64_t ah
         const int64_t now = count - row < kRows ? count - row : kRows;
         // A few rows go at the speed of memory, whose own prefetching does as well; later blocks find their weights near.
         const bool fetch = count > 4 && row == 0;
-        up_to_eight(weights, groups, rows.q + row * part.in, part.in, rows.meta + row * groups * 2, fetch ? ahead : 0, now, values);
+        up_to_eight(weights, groups, rows.q + row * part.in, part.in, rows.meta + row * meta_floats(part.in), fetch ? ahead : 0, now, values);
         if (part.format == kNibble) {
             finish_tile(part, tile, values, row, now, to);
         } else {

@@ -1,7 +1,10 @@
 // See rows.h. Sums run over eight lanes in the order of the row, whatever else is in the batch.
 #include "rows.h"
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
+#include <limits>
 
 #include "layout.h"
 #include "simd.h"
@@ -65,10 +68,24 @@ void activate_kind(bool gated, const float* x, int64_t width, float* out) {
     });
 }
 
+constexpr float kMostSteps = 2047.0f;  // 16 * 2047 still fits the 16 bits by which products are widened
+
+// The largest magnitude of 32 floats as bits: those of |NaN| are above infinity's, so neither gets lost.
+int32_t magnitude_bits(const float* x) {
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+    __m256i largest = _mm256_setzero_si256();
+    for (int i = 0; i < 4; ++i) {
+        largest = _mm256_max_epi32(largest, _mm256_and_si256(_mm256_castps_si256(_mm256_loadu_ps(x + 8 * i)), magnitude));
+    }
+    __m128i m = _mm_max_epi32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
+    m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1)));
+}
+
 // Rounds 32 floats to int8 in the order of the row, and gives their sum.
-int quantise_group(const __m256 x[4], __m256 inverse, int8_t* q) {
+int quantise_group(const float* x, __m256 inverse, int8_t* q) {
     __m256i v[4];
-    for (int i = 0; i < 4; ++i) v[i] = _mm256_cvtps_epi32(_mm256_mul_ps(x[i], inverse));
+    for (int i = 0; i < 4; ++i) v[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), inverse));
     __m256i low = _mm256_packs_epi32(v[0], v[1]), high = _mm256_packs_epi32(v[2], v[3]);
     __m256i bytes = _mm256_packs_epi16(low, high);  // 4-byte pieces lie as 0 2 4 6 | 1 3 5 7
     bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
@@ -105,25 +122,27 @@ void activate_row(int32_t activation, bool gated, const float* x, int64_t width,
 }
 
 void quantise_row(const float* x, int64_t width, int8_t* q, float* meta) {
-    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
-    for (int64_t g = 0; g < width / kGroup; ++g, x += kGroup, q += kGroup, meta += 2) {
-        __m256 v[4];
-        __m256i largest = _mm256_setzero_si256();
-        for (int i = 0; i < 4; ++i) {
-            v[i] = _mm256_loadu_ps(x + 8 * i);
-            // As integers: the bits of |NaN| are above those of infinity, so neither gets lost.
-            largest = _mm256_max_epi32(largest, _mm256_and_si256(_mm256_castps_si256(v[i]), magnitude));
-        }
-        __m128i m = _mm_max_epi32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
-        m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
-        m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1));
-        const float top = _mm_cvtss_f32(_mm_castsi128_ps(m));
-        const float scale = top / 127.0f;
-        const float inverse = top > 1e-30f ? 127.0f / top : 0.0f;
-        const int sum = quantise_group(v, _mm256_set1_ps(inverse), q);
-        meta[0] = scale;
-        meta[1] = scale * static_cast<float>(sum);
+    const int64_t groups = width / kGroup;
+    int32_t all = 0;
+    for (int64_t g = 0; g < groups; ++g) {
+        const int32_t top = magnitude_bits(x + g * kGroup);
+        std::memcpy(meta + 3 * g, &top, 4);
+        all = std::max(all, top);
     }
+    const float top = std::bit_cast<float>(all);
+    const bool usable = top > 1e-30f && top < std::numeric_limits<float>::infinity();
+    const float scale = top / (127.0f * kMostSteps), to_steps = usable ? kMostSteps / top : 0.0f;
+    for (int64_t g = 0; g < groups; ++g, meta += 3) {
+        const float wanted = std::ceil(meta[0] * to_steps);
+        const int32_t steps = usable ? static_cast<int32_t>(std::clamp(wanted, 1.0f, kMostSteps)) : 1;
+        const float inverse = usable ? 1.0f / (scale * static_cast<float>(steps)) : 0.0f;
+        const int sum = quantise_group(x + g * kGroup, _mm256_set1_ps(inverse), q + g * kGroup);
+        const int32_t twice = steps << 16 | steps;
+        std::memcpy(meta, &twice, 4);
+        meta[1] = static_cast<float>(steps * sum);
+        meta[2] = static_cast<float>(steps);
+    }
+    meta[0] = scale;
 }
 
 }  // namespace es

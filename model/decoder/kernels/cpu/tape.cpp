@@ -29,7 +29,7 @@ void grow(Tape& tape, int64_t tokens) {
     const auto in = static_cast<size_t>(widest_input(tape));
     for (size_t i = 0; i < tape.widths.size(); ++i) tape.buffers[i].resize(rows * static_cast<size_t>(tape.widths[i]));
     tape.q.resize(rows * in);
-    tape.meta.resize(rows * in / kGroup * 2 + 8);
+    tape.meta.resize(rows * static_cast<size_t>(meta_floats(widest_input(tape))));
     tape.rows.resize(rows * in);
     tape.owner.resize(rows);
     for (size_t i = 0; i < tape.rotations.size(); ++i) {
@@ -51,7 +51,7 @@ void prepare_threads(Tape& tape, int threads) {
     for (Private& own : tape.privates) {
         own.row.resize(in);
         own.q.resize(4 * in);
-        own.meta.resize(in / kGroup * 8 + 8);
+        own.meta.resize(4 * static_cast<size_t>(meta_floats(widest_input(tape))));
         own.scratch.resize(static_cast<size_t>(scratch));
     }
 }

@@ -63,7 +63,7 @@ bool Runner::any_part(bool quant) const {
 
 // Row `r` of a linear's input: prologue, then int8 into `q`, or float32 into `kept`, or both, where not null.
 void Runner::prepare_row(int64_t r, int8_t* q, float* meta, float* kept) const {
-    const int64_t in = op.parts[0].in, groups = in / kGroup;
+    const int64_t in = op.parts[0].in;
     const float* x = row(op.in, r);
     float* filled = kept ? kept + r * in : own.row.data();
     if (op.prologue == kNormFirst) {
@@ -73,7 +73,7 @@ void Runner::prepare_row(int64_t r, int8_t* q, float* meta, float* kept) const {
         activate_row(op.activation, op.gated != 0, x, in, filled);
         x = filled;
     }
-    if (q) quantise_row(x, in, q + r * in, meta + r * groups * 2);
+    if (q) quantise_row(x, in, q + r * in, meta + r * meta_floats(in));
 }
 
 void Runner::tiles_of(const QuantRows& q, const FloatRows& x, int64_t n) const {
