@@ -90,6 +90,52 @@ def test_rules_shapes_and_ragged_rows(exact, reference, rule, heads, kv_heads, h
         torch.testing.assert_close(got.double(), expected.double(), rtol=1e-4, atol=2e-5)
 
 
+def replays(sinks, window, block_size, starts, count):
+    """Streams whose sink blocks are there and whose replays have just begun, `count` tokens from `starts` on."""
+    sink_blocks = -(-sinks // block_size)
+    held, more = sink_blocks * block_size, -(-count // block_size)
+    width = sink_blocks + more
+    tables = torch.arange(len(starts) * width, dtype=torch.int32).flip(0).view(len(starts), width)
+    for first, span in ((torch.zeros(len(starts), dtype=torch.int64), held), (torch.tensor(starts), count)):
+        if not span:
+            continue
+        positions = first[:, None] + torch.arange(span)
+        base = torch.maximum(first // block_size, torch.tensor(sink_blocks))
+        entries = torch.where(
+            positions < held, positions // block_size, positions // block_size - base[:, None] + sink_blocks
+        )
+        slots = tables.gather(1, entries).long() * block_size + positions % block_size
+        yield DecoderInput(
+            ids=positions.flatten(),
+            positions=positions.flatten(),
+            slots=slots.flatten(),
+            query_start=torch.arange(len(starts) + 1, dtype=torch.int32) * span,
+            block_tables=tables,
+            sink_blocks=torch.full((len(starts),), sink_blocks, dtype=torch.int32),
+            recent_base=base,
+            sinks=torch.full((len(starts),), sinks, dtype=torch.int32),
+            windows=torch.full((len(starts),), window),
+            logit_rows=torch.arange(len(starts) * span),
+        )
+
+
+@pytest.mark.parametrize("rule", ["plain", "window", "all"])
+@pytest.mark.parametrize(("sinks", "window"), [(0, 600), (4, 600), (20, 150), (4, 1500)])
+@pytest.mark.parametrize("count", [1, 40])
+def test_the_beginning_of_a_replay_sees_nothing_that_is_not_there(exact, reference, rule, sinks, window, count):
+    """Its windows reach back before the first block of the table, by more blocks than the table has entries."""
+    torch.manual_seed(7)
+    starts, table = (1600, 48, 320), torch.randn(1700, 15 * 64)
+
+    def steps():
+        return replays(sinks, window, 16, starts, count)
+
+    got = results(exact, attention(exact, 9, 3, 64, rule, table), steps())
+    expected = results(reference, attention(reference, 9, 3, 64, rule, table), steps(), spoil=False)
+    assert got.isfinite().all()
+    torch.testing.assert_close(got.double(), expected.double(), rtol=1e-4, atol=2e-5)
+
+
 @pytest.mark.parametrize("policy", [{}, {"sinks": 4, "window": 1000}])
 def test_splits_over_threads_change_no_bit(served, policy):
     """A single long stream is cut over the threads; among others it is not: the bits are the same."""

@@ -200,6 +200,19 @@ def test_a_long_prompt_streams_through_sinks(http):
     assert answer["usage"]["completion_tokens"] == 20
 
 
+@pytest.mark.parametrize(
+    ("policy", "length", "window"), [("sinks", 3000, 64), ("sinks", 4000, 128), ("window", 3000, 80)]
+)
+def test_a_cold_prompt_longer_than_its_replay(http, policy, length, window):
+    """Only its end is computed, whose first tokens look back at what was never there; random ids: nothing is cached."""
+    draw = random.Random(length)
+    ids = [draw.randrange(1000, 40_000) for _ in range(length)]
+    body = {"prompt": ids, "max_tokens": 3, "ignore_eos": True, "retention": {"policy": policy, "window": window}}
+    answer = complete(http, **body)
+    assert answer["usage"]["completion_tokens"] == 3
+    assert answer["usage"]["tokens_evicted"] > length - window - 40
+
+
 def test_the_openai_client(server, tokenizer):
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         name = client.models.list().data[0].id

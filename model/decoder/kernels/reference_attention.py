@@ -97,7 +97,7 @@ class Group:
         windows, sinks = (part[:active].view(-1, 1, 1) for part in self.narrowed(window))
         keys, queries = self.keys(tile), self.positions[:active].unsqueeze(2)
         first, end = (part[:active].view(-1, 1, 1) for part in self.gaps)
-        kept = (keys < first) | (keys >= end)
+        kept = (end <= first) | (keys >= end) | (keys < sinks)
         visible = kept & (keys <= queries) & ((keys > queries - windows) | (keys < sinks))  # [active, queries, T]
         mask = None
         if not bool(visible.all()):
@@ -230,7 +230,7 @@ class _GroupAttention:
 
 
 def _gap(inputs: DecoderInput) -> tuple[Tensor, Tensor]:
-    """Logical blocks from the first up to the second are not in the table, so their keys are not seen."""
+    """Logical blocks from the first up to the second are not in the table; see `inputs.py` for what is seen then."""
     return inputs.sink_blocks, inputs.recent_base
 
 

@@ -26,8 +26,9 @@ struct Range {
     int64_t begin, end;
 };
 
-Range recent_keys(const View& view, int64_t position) {
-    return {std::max({position - view.window + 1, view.sinks, int64_t{0}}), position + 1};
+// `held`: the first position behind the sinks whose block is in the table, see inputs.py.
+Range recent_keys(const View& view, int64_t held, int64_t position) {
+    return {std::max({position - view.window + 1, view.sinks, held}), position + 1};
 }
 
 // The rows of a unit with their running softmax.
@@ -154,12 +155,13 @@ struct Seen {  // of each token of the unit
 };
 
 void look(const Work& work, Seen& seen) {
-    const int64_t n = work.unit.count;
+    const int64_t n = work.unit.count, base = work.batch.recent_base[work.unit.sequence];
+    const int64_t held = base > work.batch.sink_blocks[work.unit.sequence] ? base * work.cache.block_size : 0;
     seen.all_recent = {std::numeric_limits<int64_t>::max(), 0};
     seen.all_sinks = {0, 0};
     for (int64_t i = 0; i < n; ++i) {
         const int64_t p = work.batch.positions[work.unit.first + i];
-        const Range recent = recent_keys(work.view, p), sinks{0, std::min(work.view.sinks, p + 1)};
+        const Range recent = recent_keys(work.view, held, p), sinks{0, std::min(work.view.sinks, p + 1)};
         seen.recent[i] = recent;
         seen.sinks[i] = sinks;
         seen.from[i] = static_cast<float>(p);

@@ -17,6 +17,7 @@ void add_units(const Batch& batch, const Attention& a, bool apart, const Unit& w
     const int64_t begin = std::max({first - view.window + 1, view.sinks, int64_t{0}}), end = last + 1;
     Unit unit = whole;
     unit.cost = static_cast<double>(whole.count) * static_cast<double>(end - begin + view.sinks + 64);
+    // While a stream is replayed its first keys are not there: then some of the splits find nothing to do.
     const int64_t splits = end > begin ? (end - 1) / kSplit - begin / kSplit + 1 : 0;
     if (!apart || splits < 3) {
         unit.split = -1;
