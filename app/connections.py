@@ -42,7 +42,12 @@ class Chunks:
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with limits; use a subclass made by `limited`."""
+    """uvicorn's protocol with limits; use a subclass made by `limited`.
+
+    One request at a time: what a client sends behind a request that is not answered yet is dropped, and the connection
+    closes with the answer (RFC 9112, 9.3.2 has such clients ask again). uvicorn would queue it, stop reading, and so
+    never see that the client has left, while its request computes on.
+    """
 
     limits = ConnectionLimits()
 
@@ -52,6 +57,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_head = True
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self._flush_timer: asyncio.TimerHandle | None = None
+        self._deaf = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         super().connection_made(transport)
@@ -61,6 +68,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._start_head()
 
     def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > self.limits.max_header_bytes:
@@ -72,11 +81,33 @@ class LimitedProtocol(HttpToolsProtocol):
         super().data_received(data)
 
     def on_message_begin(self) -> None:
+        if self._answering:
+            self._stop_listening()
+            return
+        self._cancel(self._flush_timer)
         if not self._in_head:
             self._start_head()
         super().on_message_begin()
 
+    def on_url(self, url: bytes) -> None:
+        if not self._deaf:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._deaf:
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        if not self._deaf:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._deaf:
+            super().on_message_complete()
+
     def on_headers_complete(self) -> None:
+        if self._deaf:
+            return
         self._in_head = False
         self._head_bytes = 0
         self._cancel(self._head_timer)
@@ -93,9 +124,22 @@ class LimitedProtocol(HttpToolsProtocol):
         self._cancel(self._write_timer)
         super().resume_writing()
 
+    def on_response_complete(self) -> None:
+        """The rest of an answer must leave in time, too; it may be too little to pause writing, and wait for ever."""
+        super().on_response_complete()
+        self._cancel(self._flush_timer)
+        if self.transport.get_write_buffer_size():
+            loop = asyncio.get_running_loop()
+            self._flush_timer = loop.call_later(self.limits.write_timeout, self._flush_too_slow)
+
+    def _flush_too_slow(self) -> None:
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel(self._head_timer)
         self._cancel(self._write_timer)
+        self._cancel(self._flush_timer)
         super().connection_lost(exc)
 
     def _start_head(self) -> None:
@@ -115,7 +159,18 @@ class LimitedProtocol(HttpToolsProtocol):
         """What uvicorn calls where the bytes are no HTTP: the refusal in our own shape."""
         self._turn_away(b"400 Bad Request", "this is no valid HTTP request: its head, length or chunks are malformed")
 
+    @property
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _stop_listening(self) -> None:
+        self._deaf = True
+        self.cycle.keep_alive = False
+
     def _turn_away(self, status: bytes, message: str) -> None:
+        if self._answering and not self.cycle.more_body:  # what came behind a whole request: that one is answered still
+            self._stop_listening()
+            return
         if self.transport.is_closing():
             return
         body = b'{"error": {"message": "%s", "type": "invalid_request_error", "param": null, "code": null}}'

@@ -42,7 +42,10 @@ _GAUGES = {
     "waiting_tokens": ("num_tokens_waiting", "Prompt tokens that wait."),
     "blocks_total": ("kv_blocks", "KV blocks there are."),
     "blocks_used": ("kv_blocks_used", "KV blocks held by sequences."),
-    "blocks_cached": ("kv_blocks_cached", "KV blocks whose content a later prompt can reuse, held by sequences or free."),
+    "blocks_cached": (
+        "kv_blocks_cached",
+        "KV blocks whose content a later prompt can reuse, held by sequences or free.",
+    ),
     "resident_bytes": ("worker_resident_memory_bytes", "Resident memory of the worker processes."),
 }
 

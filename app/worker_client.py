@@ -160,6 +160,7 @@ class WorkerClient:
         try:
             self._connection.send(submit)
         except ConnectionClosed:
+            self._lost = True  # at once, not when the pump sees it: or whoever places the request again comes back here
             self._lose(submit.request, inbox)
 
     def cancel(self, request: str, choice: int = -1) -> None:

@@ -9,6 +9,7 @@ import socket
 import time
 
 import httpx
+import psutil
 import pytest
 
 from tests.system.harness import Answer, ask, client
@@ -34,9 +35,10 @@ def connect():
         yield open_one
 
 
-def post(body, path="/v1/completions"):
+def post(body, path="/v1/completions", more=""):
     data = json.dumps({"model": "fake", "temperature": 0, **body}).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    length = f"content-length: {len(data)}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{length}{more}\r\n"
     return head.encode() + data
 
 
@@ -73,6 +75,57 @@ async def test_slow_senders_are_cut_off(fake_server, connect):
     assert (await asyncio.to_thread(head.recv, 4096)).startswith(b"HTTP/1.1 408")
     assert (await asyncio.to_thread(body.recv, 4096)).startswith(b"HTTP/1.1 408")
     assert time.monotonic() - start < 3
+
+
+BEHIND = {
+    "request": b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n",
+    "half": b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-le",
+    "long": b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 200000\r\n\r\n" + b"x" * 200_000,
+    "junk": b"\x00\x01no http at all\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("behind", BEHIND.values(), ids=BEHIND)
+@pytest.mark.parametrize("later", [False, True])
+async def test_what_comes_behind_a_running_request_is_dropped(fake_server, connect, behind, later):
+    """The running one gets its whole answer, then the connection closes; a client that leaves is seen to leave."""
+    server = fake_server({"delay": 0.01}, header_timeout=0.5)
+    asked = post({"prompt": "x", "stream": True, "max_tokens": 100})
+    peer = connect(server)
+    peer.sendall(asked if later else asked + behind)
+    if later:
+        await asyncio.sleep(0.2)
+        peer.sendall(behind)
+    answer = await asyncio.to_thread(lambda: b"".join(iter(lambda: peer.recv(4096), b"")))
+    assert answer.count(b"HTTP/1.1") == 1
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    endless = {"prompt": "x", "max_tokens": None, "retention": {"policy": "sinks"}}
+    for stream in (False, True):
+        leaving = connect(server)
+        leaving.sendall(post({**endless, "stream": stream}) + behind)
+        await asyncio.sleep(0.3)
+        leaving.close()
+    values = await server.quiet()
+    assert values['request_success_total{finished_reason="abort"}'] == 2
+    assert "Traceback" not in server.log.read_text()
+
+
+async def test_an_answer_that_nobody_reads_does_not_hold_its_connection(fake_server, connect):
+    """Of answers from 100 to 600 kB at least one fills the system's buffers, with too little left to pause writing."""
+    server = fake_server({}, write_timeout=1.0)
+    process, mine = psutil.Process(server.process.pid), set()
+    for prompts in range(40, 240, 10):
+        body = {"prompt": ["x" * 2500] * prompts, "echo": True, "max_tokens": 1}
+        deaf = connect(server, buffer=2304)
+        mine.add(deaf.getsockname()[1])
+        deaf.sendall(post(body, more="connection: close\r\n"))
+    await server.quiet()
+
+    def held():
+        return mine & {one.raddr.port for one in process.net_connections("tcp") if one.raddr and one.status != "CLOSE"}
+
+    await until(lambda: not held(), 10)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,18 @@
 """Streams whose worker dies: taken up without a lost or repeated token, or ended for a reason."""
 
 import asyncio
+import socket
 
 import pytest
 
-from app.generation import Admission, Broken
-from app.worker_client import Lost
+from app.generation import Admission, Broken, Stream
+from app.metrics import Metrics
+from app.supervisor import Supervisor
+from app.worker_client import Inbox, Lost, WorkerClient
+from model.config import EngineConfig
 from model.protocol import Rejected, Retention
+from model.wire import AsyncConnection
+from tests.fake_worker import FakePool
 from tests.stream_bench import Bench, ask, collect, finish, text_of
 from tests.tiny_text import byte_tokenizer
 
@@ -159,3 +165,23 @@ async def test_prompt_logprobs_are_whole_after_a_resume(tokenizer):
         assert token.text_offset == offset
         offset += len(token.text)
     assert bench.pool.submitted[-1].params.prompt_logprobs is None
+
+
+async def test_a_request_placed_while_the_worker_has_just_died_waits_for_the_next_one(tokenizer):
+    """Two requests in the turn of the loop in which its connection breaks: neither may come back to it for ever."""
+    mine, workers = socket.socketpair()
+    connection = AsyncConnection(*await asyncio.open_unix_connection(sock=mine))
+    supervisor = Supervisor([EngineConfig(model="m", name="m", socket="")], Metrics())
+    ready = FakePool().ready
+    client = supervisor._slots[0].client = WorkerClient(0, connection, ready, lambda *told: None)
+    pump = asyncio.create_task(client.run())
+    await asyncio.sleep(0.01)
+    workers.close()
+    streams = [Stream(ask(name), tokenizer, ready, Inbox(10), supervisor.place, Metrics()) for name in ("one", "two")]
+    starting = [asyncio.create_task(stream.start()) for stream in streams]
+    await asyncio.sleep(0.05)
+    assert {submit.request for submit, _ in supervisor._parked} == {"one", "two"}
+    assert max(submit.attempt for submit, _ in supervisor._parked) > 1
+    for task in (*starting, pump):
+        task.cancel()
+    await asyncio.gather(*starting, pump, return_exceptions=True)
