@@ -22,10 +22,11 @@ def bytes_in_words(count: int) -> str:
     return f"{size:.1f} {units[0]}" if size < 10 and units[0] != "B" else f"{size:.0f} {units[0]}"
 
 
-def curl_line(address: str, model: str) -> str:
-    """A command that streams an answer, to be pasted into a terminal."""
+def curl_line(address: str, model: str, asks_key: bool = False) -> str:
+    """A command that streams an answer, to be pasted into a terminal; `asks_key`: with a place for the API key."""
     body = {"model": model, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 64, "stream": True}
-    return f"curl -N {address}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+    key = "-H 'Authorization: Bearer YOUR-KEY' " if asks_key else ""
+    return f"curl -N {address}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{json.dumps(body)}'"
 
 
 def facts(workers: Sequence[Ready], revision: str = "") -> list[tuple[str, str]]:
@@ -49,12 +50,19 @@ def facts(workers: Sequence[Ready], revision: str = "") -> list[tuple[str, str]]
     return lines
 
 
-def print_banner(address: str, workers: Sequence[Ready], revision: str = "", console: Console | None = None) -> None:
+def print_banner(
+    address: str,
+    workers: Sequence[Ready],
+    revision: str = "",
+    console: Console | None = None,
+    *,
+    asks_key: bool = False,
+) -> None:
     """Print the banner to standard output; plain lines where that is no terminal."""
     console = console or Console(soft_wrap=True)
     lines = [("address", address), *facts(workers, revision)]
     reachable = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
-    curl = curl_line(reachable, workers[0].model)
+    curl = curl_line(reachable, workers[0].model, asks_key)
     if console.is_terminal:
         table = Table.grid(padding=(0, 2))
         for label, text in lines:

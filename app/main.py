@@ -7,6 +7,7 @@ a signal, drains, and returns the exit code. Every expected failure is one line 
 import asyncio
 import atexit
 import contextlib
+import errno
 import gc
 import logging
 import os
@@ -42,6 +43,7 @@ log = logging.getLogger("everstream.main")
 KEEP_ALIVE_SECONDS = 75
 LAST_WORDS_SECONDS = 3
 SEND_BUFFER_BYTES = 128 << 10
+_PORT_FAULTS = (errno.EADDRINUSE, errno.EACCES, errno.EPERM)
 GARBAGE = (1_000, 5, 2)  # a full round after some 18,000 new objects: cycles of ended requests stay below a few MB
 
 
@@ -88,14 +90,8 @@ def create_app(
     for route in (completions, chat, models, tokens, health, live, playground):
         app.include_router(route.router)
     keys = keys or Keys(settings.api_keys, settings.api_keys_file)
-    limits = Limits(
-        max_body_bytes=int(settings.max_body_bytes),
-        total_body_bytes=16 * int(settings.max_body_bytes),
-        body_timeout=settings.body_timeout,
-        protect_health=settings.protect_health,
-        protect_metrics=settings.protect_metrics,
-    )
-    app.add_middleware(Gate, keys=keys, limits=limits, counter=metrics)
+    app.state.asks_key = keys.required
+    app.add_middleware(Gate, keys=keys, limits=_gate_limits(settings), counter=metrics)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -105,6 +101,16 @@ def create_app(
             expose_headers=["X-Request-Id", "Retry-After"],
         )
     return app
+
+
+def _gate_limits(settings: Settings) -> Limits:
+    return Limits(
+        max_body_bytes=int(settings.max_body_bytes),
+        total_body_bytes=16 * int(settings.max_body_bytes),
+        body_timeout=settings.body_timeout,
+        protect_health=settings.protect_health,
+        protect_metrics=settings.protect_metrics,
+    )
 
 
 def serve(
@@ -181,7 +187,7 @@ async def run_until_signal(
         await asyncio.wait((starting, stopping, serving), return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()
-            _show(settings, supervisor, revision, listener)
+            _show(settings, supervisor, revision, listener, app.state.asks_key)
             gc.collect()
             gc.freeze()  # what is there now stays: collections during streams need not walk through it
             gc.set_threshold(*GARBAGE)
@@ -218,6 +224,7 @@ def _on_signal(stop: asyncio.Event, supervisor: Supervisor) -> None:
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket. Raises OSError with a sentence when the address cannot be had."""
+    listener = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
@@ -226,20 +233,24 @@ def listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         listener.bind(address)
         listener.listen(2048)
-    except OSError as error:
-        raise OSError(
-            f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port"
-        ) from error
+    except (OSError, UnicodeError) as error:  # the latter where the name is none that an address could have
+        if listener is not None:
+            listener.close()
+        of_the_port, why = False, str(error)
+        if isinstance(error, OSError):
+            of_the_port, why = error.errno in _PORT_FAULTS, error.strerror or why
+        remedy = "choose another --port" if of_the_port else "choose a --host of this machine, 127.0.0.1 for instance"
+        raise OSError(f"cannot listen on {host} port {port}: {why}; {remedy}") from error
     listener.setblocking(False)
     return listener
 
 
-def _show(settings: Settings, supervisor: Supervisor, revision: str, listener: socket.socket) -> None:
+def _show(settings: Settings, supervisor: Supervisor, revision: str, listener: socket.socket, asks_key: bool) -> None:
     port = listener.getsockname()[1]
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     ready = [ready for _, ready, _ in supervisor.workers if ready is not None]
     with contextlib.suppress(OSError):  # nobody reads standard output, or its disk is full
-        banner.print_banner(f"http://{host}:{port}", ready, revision)
+        banner.print_banner(f"http://{host}:{port}", ready, revision, asks_key=asks_key)
         sys.stdout.flush()
 
 

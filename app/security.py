@@ -24,14 +24,23 @@ class Keys:
     """The set of valid API keys; empty means that none is asked for."""
 
     def __init__(self, keys: str = "", file: Path | None = None) -> None:
-        """`keys`: separated by commas. `file`: one key a line, `#` begins a comment. Raises OSError."""
+        """`keys`: separated by commas. `file`: one key a line, `#` begins a comment.
+
+        Raises OSError with a sentence where the file cannot be read.
+        """
         self._fixed = frozenset(_digest(key.strip()) for key in keys.split(",") if key.strip())
         self._file = file
         self._stamp: tuple[int, int, int] | None = None
         self._from_file: frozenset[bytes] = frozenset()
         self._checked = 0.0
         if file is not None:
-            self._read(file)
+            try:
+                self._read(file)
+            except (OSError, UnicodeDecodeError) as error:
+                why = (error.strerror if isinstance(error, OSError) else "") or str(error)
+                raise OSError(
+                    f"--api-keys-file {file} cannot be read: {why}; name a text file with a key a line"
+                ) from error
 
     @property
     def required(self) -> bool:
@@ -62,7 +71,7 @@ class Keys:
         self._checked = now
         try:
             self._read(self._file)
-        except OSError as error:
+        except (OSError, UnicodeDecodeError) as error:
             log.error("the API key file cannot be read, the keys read before stay valid: %s", error)
 
     def _read(self, file: Path) -> None:

@@ -89,7 +89,7 @@ class Settings(BaseSettings):
     workers: int = option(1, "Engine", "worker processes, each with its own copy of the model", ge=1, le=64)
     threads: int = option(0, "Engine", "threads a worker; 0 shares the physical cores out", ge=0, le=1024)
     block_size: int = option(16, "Engine", "tokens in a KV block, a multiple of 8", ge=8, le=1024, multiple_of=8)
-    num_blocks: int = option(0, "Engine", "KV blocks; 0 sizes the cache by --cache-bytes", ge=0)
+    num_blocks: int = option(0, "Engine", "KV blocks, exactly; 0 sizes the cache by --cache-bytes", ge=0, le=1 << 40)
     cache_bytes: ByteSize = option(ByteSize(1 << 30), "Engine", "memory for the KV cache, e.g. 2GiB", ge=1 << 20)
     token_budget: int = option(512, "Engine", "most tokens computed in one step", ge=1)
     max_sequences: int = option(64, "Engine", "most sequences in one step", ge=1)
@@ -133,7 +133,8 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _sizes_fit(self) -> "Settings":
         if self.retention in ("sinks", "restart") and self.sink_tokens >= self.window:
-            raise ValueError(f"sink_tokens ({self.sink_tokens}) must be fewer than window ({self.window})")
+            text = f"sink_tokens ({self.sink_tokens}) must be fewer than window ({self.window})"
+            raise ValueError(f"{text}; choose fewer --sink-tokens or a longer --window")
         return self
 
     @property
@@ -192,11 +193,11 @@ def load(**flags: Any) -> Settings:
 
 
 def _sentence(fault: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    message = str(fault["msg"]).removeprefix("Value error, ")
     if not fault["loc"]:
-        return str(fault["msg"])
+        return message
     name = str(fault["loc"][0])
     where = f"--{name.replace('_', '-')}" if name in given else f"{PREFIX}{name.upper()}"
-    message = str(fault["msg"])
     return f"{where} is {fault['input']!r}: {message[0].lower()}{message[1:]}"
 
 

@@ -16,9 +16,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import aiohttp
 from rich.console import Console
 from rich.table import Table
+
+try:
+    import aiohttp
+except ImportError:
+    sys.exit(
+        "error: the benchmark needs the package aiohttp, which is not installed: `make bench` brings it along, "
+        "and so does `pip install 'everstream[bench]'`"
+    )
 
 SENTENCE = (
     "the of and to in a is that for it as was with be by on not he his but at are this have from or had an they which "
@@ -225,6 +232,8 @@ def main(given: Sequence[str] | None = None) -> int:
     except (Refused, aiohttp.ClientError, OSError) as error:
         print(f"error: {asked.url}: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     if asked.json:
         records: list[dict[str, Any]] = [asdict(result) for results in runs for result in results]
         print(json.dumps({"work": {**asdict(work), "api_key": ""}, "runs": records}, indent=1))

@@ -59,7 +59,8 @@ def build(config: EngineConfig, context_limit: int = 0) -> tuple[Engine, Ready]:
     check_device(config.device)
     backend = select.choose(config.device, config.dtype, config.kernels, config.threads, spec=spec)
     loaded = checkpoint.load(opened, backend=backend)
-    num_blocks = config.num_blocks or fit_blocks(backend, loaded.decoder, config.block_size, config.cache_bytes)
+    sizes = (config.block_size, config.cache_bytes, config.num_blocks)
+    num_blocks = fit_blocks(backend, loaded.decoder, *sizes, config.device)
     limits = Limits(
         vocabulary=spec.vocabulary,
         context=max(config.context or spec.context, context_limit),

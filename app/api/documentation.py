@@ -35,8 +35,10 @@ _REFUSALS = {
     413: "The body is over the limit",
     415: "The body is not JSON",
     429: "The queue is full: try again after Retry-After seconds",
+    500: "A fault of the server's own; its log says why",
     503: "The model is loading, or the server is shutting down",
 }
+_TOO_LATE = "The time of the request (--request-timeout, or its field `timeout`) was over before anything was streamed"
 
 
 def documented(request: type | None, answer: type, chunk: type | None = None) -> dict[str, Any]:
@@ -48,8 +50,10 @@ def documented(request: type | None, answer: type, chunk: type | None = None) ->
     refusal = {"application/json": {"schema": {"$ref": _REF + errors.ErrorBody.__name__}}}
     responses: dict[int, Any] = {200: {"description": "The answer", "content": content}}
     for status, text in _REFUSALS.items():
-        if request is not None or status in (401, 404, 503):
+        if request is not None or status in (401, 404, 500, 503):
             responses[status] = {"description": text, "content": refusal}
+    if chunk is not None:  # it generates
+        responses[504] = {"description": _TOO_LATE, "content": refusal}
     route: dict[str, Any] = {"responses": responses}
     if request is not None:
         schema = {"application/json": {"schema": {"$ref": _REF + request.__name__}}}
@@ -63,7 +67,12 @@ def install(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         document = original()
+        for operations in document["paths"].values():
+            for operation in operations.values():
+                operation["responses"].pop("422", None)  # FastAPI's own checks; ours answer 400, and a path is any text
         components = document.setdefault("components", {}).setdefault("schemas", {})
+        for name in ("HTTPValidationError", "ValidationError"):
+            components.pop(name, None)
         for request in REQUESTS:
             schema = request.model_json_schema(ref_template=_REF + "{model}")
             components.update(schema.pop("$defs", {}))

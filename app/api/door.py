@@ -104,15 +104,20 @@ class Door:
                 raise Invalid(text, field, "context_length_exceeded")
             return
         if needed > ready.context:
-            remedy = "shorten it"
-            if "sinks" in ready.policies:
-                remedy += ', or send "retention": {"policy": "sinks"} to stream it through a window'
-            text = f"the prompt has {length} tokens, and the context has {ready.context}; {remedy}"
+            text = f"the prompt has {length} tokens, and the context has {ready.context}; {self.remedy}"
             raise Invalid(text, field, "context_length_exceeded")
         capacity = ready.num_blocks * ready.block_size
         if needed > capacity:
             text = f"the prompt has {length} tokens, and the KV cache holds {capacity}; shorten it, or give the server"
-            raise Invalid(f"{text} more --cache-bytes", field, "cache_too_small")
+            text += " a larger cache (--cache-bytes, or --num-blocks where that is set)"
+            raise Invalid(text, field, "cache_too_small")
+
+    @property
+    def remedy(self) -> str:
+        """What can be done about a prompt that is longer than the context."""
+        if "sinks" not in self.ready.policies:
+            return "shorten it"
+        return 'shorten it, or send "retention": {"policy": "sinks"} to stream it through a window'
 
     def max_tokens(self, body: Sampling, length: int, retention: Retention, rest_of_context: bool) -> int:
         """The longest answer to a prompt of `length` tokens."""

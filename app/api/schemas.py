@@ -38,7 +38,7 @@ HARMLESS = (
 
 NOT_YET = "is not served yet; leave it out"
 NOT_HONOURED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "suffix": (("",), "text after the answer is not served; leave it out"),
+    "suffix": (("",), "asks for an answer that leads up to a given text, which is not served; leave it out"),
     "response_format": (({"type": "text"},), NOT_YET),
     "tools": (([],), NOT_YET),
     "tool_choice": (("none", "auto"), NOT_YET),

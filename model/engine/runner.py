@@ -34,20 +34,41 @@ class RowResult:
     error: str = ""
 
 
-def fit_blocks(backend: Backend, decoder: Decoder, block_size: int, cache_bytes: int) -> int:
-    """How many blocks fit into `cache_bytes`, at most four fifths of the memory the machine has free.
+def fit_blocks(
+    backend: Backend, decoder: Decoder, block_size: int, cache_bytes: int, num_blocks: int = 0, device: str = "cpu"
+) -> int:
+    """How many blocks fit into `cache_bytes`, at most four fifths of the memory the device has free.
 
-    Raises ValueError when not even a few do.
+    `num_blocks` that is not 0 is an exact wish: it goes before `cache_bytes`, and is refused where it does not fit.
+    Raises ValueError with the remedy, also when not even a few blocks fit.
     """
     one = backend.new_kv_store(decoder.spec, 1, block_size).num_bytes
-    room = int(0.8 * available_bytes())
+    room = int(0.8 * _free_bytes(device))
+    if num_blocks:
+        if room and num_blocks * one > room:
+            raise ValueError(
+                f"--num-blocks {num_blocks} takes {num_blocks * one / (1 << 30):,.1f} GiB for the KV cache, and the "
+                f"memory that is free has room for {room // one} blocks: give fewer, or leave --num-blocks out, and "
+                "--cache-bytes makes the cache as large as fits"
+            )
+        return num_blocks
     if room and cache_bytes > room:
         _log.warning("the cache shrinks from %d to %d bytes, since no more memory is free", cache_bytes, room)
         cache_bytes = room
     count = cache_bytes // one
     if count < 4:
-        raise ValueError(f"a cache of {cache_bytes} bytes holds {count} blocks of {one} bytes: give it more")
+        raise ValueError(
+            f"a cache of {cache_bytes} bytes holds {count} blocks of {one} bytes: give it more --cache-bytes, "
+            "or free memory where it shrank"
+        )
     return count
+
+
+def _free_bytes(device: str) -> int:
+    """Memory that the device can still give; 0 where the system does not tell."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return available_bytes()
 
 
 def check_device(device: str) -> None:

@@ -133,6 +133,16 @@ def test_a_request_from_ready_to_its_last_word(start, default_model):
     assert line.rows("c")[-1].finish == "abort"
 
 
+def test_the_number_of_blocks_is_had_exactly_or_refused_at_once(start, default_model):
+    assert start(default_model, num_blocks=37).receive(Ready).num_blocks == 37
+    line = start(default_model, num_blocks=99_999_999)
+    _, said = line.process.communicate(timeout=PATIENCE)
+    assert line.process.returncode == 3
+    assert said.startswith("--num-blocks 99999999 takes 34,332.3 GiB for the KV cache, and the memory that is free has")
+    assert "leave --num-blocks out" in said
+    assert said.count("\n") == 1
+
+
 def test_it_ends_by_itself_in_the_middle_of_its_work(start, default_model):
     line = start(default_model, cache_bytes=512 << 20)
     line.receive(Ready)

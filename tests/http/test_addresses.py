@@ -3,6 +3,9 @@
 import json
 import socket
 
+import pytest
+
+from app.main import listen
 from tests.http.reading import error_of
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -50,3 +53,26 @@ def test_bytes_that_are_no_http_are_refused_in_json(served):
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400 ")
     assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+
+
+def test_the_openapi_page_lists_the_answers_there_are(served):
+    document = served.http.get("/openapi.json").json()
+    told = {
+        (path, method): set(one["responses"])
+        for path, all_ in document["paths"].items()
+        for method, one in all_.items()
+    }
+    assert not [place for place, statuses in told.items() if "422" in statuses]
+    assert not [name for name in document["components"]["schemas"] if "ValidationError" in name]
+    assert {"500", "504"} <= told[COMPLETIONS, "post"] & told[CHAT, "post"]
+    assert "500" in told["/tokenize", "post"] & told["/v1/models", "get"]
+
+
+def test_an_address_that_cannot_be_had_is_told_with_the_flag_to_change():
+    for host in ("203.0.113.9", "a" * 70 + ".example"):
+        with pytest.raises(OSError, match=f"^cannot listen on {host} port 0: .*; choose a --host"):
+            listen(host, 0)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=f"^cannot listen on 127.0.0.1 port {port}: .*; choose another --port$"):
+            listen("127.0.0.1", port)

@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,7 +14,8 @@ import pytest
 from rich.console import Console
 
 from app import banner, cli
-from app.settings import Settings
+from app.catalog import Source
+from app.settings import DEFAULT_MODEL, Settings
 from model.protocol import Ready
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -53,6 +56,7 @@ def test_serves_help_explains_every_setting_that_is_a_flag() -> None:
         (("inspect", "nonsense"), {}, "error: There is no model 'nonsense'"),
         (("pull", "nonsense"), {}, "error: There is no model 'nonsense'"),
         (("serve", "--port", "70000"), {}, "error: --port is 70000: input should be less than or equal to 65535"),
+        (("serve", "--retention", "sinks", "--window", "4"), {}, "error: sink_tokens (4) must be fewer than window"),
         (("serve",), {"EVERSTREAM_PORT": "x"}, "error: EVERSTREAM_PORT is 'x': "),
         (("serve",), {"EVERSTREAM_PROT": "1"}, "error: The environment variable EVERSTREAM_PROT is no setting"),
         (("chat", "--once", "hi", "--url", "http://127.0.0.1:9"), {}, "error: No server answers at http://127.0.0.1:9"),
@@ -121,6 +125,15 @@ def test_the_banner_says_what_one_asks_first(terminal: bool) -> None:
     assert [fact for fact in FACTS if fact not in shown] == []
 
 
+def test_the_banners_curl_line_has_a_place_for_the_key_where_one_is_asked_for() -> None:
+    asked = banner.curl_line("http://127.0.0.1:8000", "m", asks_key=True)
+    assert " -H 'Authorization: Bearer YOUR-KEY' " in asked
+    assert "Authorization" not in banner.curl_line("http://127.0.0.1:8000", "m")
+    out = io.StringIO()
+    banner.print_banner("http://h:1", [READY], console=Console(file=out, soft_wrap=True), asks_key=True)
+    assert "YOUR-KEY" in out.getvalue()
+
+
 def test_the_banners_curl_line_stands_alone_on_its_line_and_holds_json() -> None:
     line = next(line for line in printed(True).splitlines() if line.startswith("curl"))
     assert json.loads(line.split(" -d '")[1].removesuffix("'"))["model"] == "smollm2-135m-instruct"
@@ -139,6 +152,41 @@ def test_the_banners_curl_line_stands_alone_on_its_line_and_holds_json() -> None
 )
 def test_bytes_in_words(count: int, words: str) -> None:
     assert banner.bytes_in_words(count) == words
+
+
+def test_inspects_flag_is_known_to_its_help_and_needs_no_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert "--json" in app("inspect", "--help").stdout
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(cli, "_process", lambda *arguments: asked.append(arguments) or 0)
+    monkeypatch.setattr(cli, "obtain", lambda model, *_: Source(tmp_path / model, model, "local"))
+    assert [cli.run(["inspect", "--json"]), cli.run(["inspect", "x", "--json"]), cli.run(["inspect"])] == [0, 0, 0]
+    default = str(tmp_path / DEFAULT_MODEL)
+    assert [arguments[1:] for arguments in asked] == [(default, "--json"), (str(tmp_path / "x"), "--json"), (default,)]
+
+
+@pytest.mark.parametrize("command", [("app", "bench"), ("bench.serve",)])
+def test_ctrl_c_ends_the_benchmark_quietly(command: tuple[str, ...]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # says nothing, so that the benchmark waits
+        listener.settimeout(60)
+        given = [sys.executable, "-m", *command, "--url", f"http://127.0.0.1:{listener.getsockname()[1]}"]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen(given, cwd=ROOT, text=True, start_new_session=True, **pipes) as process:
+            asking, _ = listener.accept()
+            with asking:
+                os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+                said = process.communicate(timeout=30)
+    assert (process.returncode, *said) == (130, "", "")
+
+
+def test_a_benchmark_without_its_package_is_one_line() -> None:
+    code = "import sys, runpy; sys.modules['aiohttp'] = None; runpy.run_module('bench.serve', run_name='__main__')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the benchmark needs the package aiohttp")
+    assert "make bench" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -2,6 +2,7 @@
 
 import hmac
 import os
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +55,20 @@ def test_key_file_is_read_again(tmp_path, monkeypatch):
     assert keys.salt("Bearer first") is None
     file.unlink()
     assert keys.salt("Bearer third"), "an unreadable file keeps the keys there are"
+
+
+def test_a_key_file_that_cannot_be_read_is_told_with_its_flag(tmp_path, monkeypatch):
+    with pytest.raises(OSError, match=r"^--api-keys-file /nope cannot be read: No such file or directory; "):
+        Keys("", Path("/nope"))
+    file = tmp_path / "keys"
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(OSError, match=r"^--api-keys-file .*/keys cannot be read: 'utf-8' codec"):
+        Keys("", file)
+    file.write_text("first\n")
+    keys = Keys("", file)
+    monkeypatch.setattr(security, "RELOAD_SECONDS", 0.0)
+    file.write_bytes(b"\xff\xfe\xff")
+    assert keys.salt("Bearer first"), "what is no text keeps the keys there are"
 
 
 def test_an_emptied_key_file_locks_out(tmp_path):

@@ -47,6 +47,7 @@ def test_an_unknown_variable_is_refused(monkeypatch: pytest.MonkeyPatch, variabl
         ("grace", -1),
         ("cache_bytes", "12 parsecs"),
         ("cache_bytes", 5),
+        ("num_blocks", 1 << 64),
         ("token_budget", 0),
         ("retention", "forever"),
         ("max_stream_tokens", 10_000_001),
@@ -67,7 +68,7 @@ def test_a_bad_value_is_one_sentence_that_names_flag_or_variable(
 
 
 def test_sinks_must_be_fewer_than_the_window() -> None:
-    with pytest.raises(SettingsError, match=r"sink_tokens \(20\) must be fewer than window \(16\)"):
+    with pytest.raises(SettingsError, match=r"^sink_tokens \(20\) must be fewer than window \(16\); .*--window"):
         load(retention="sinks", sink_tokens=20, window=16)
     assert load(retention="sinks", sink_tokens=1, window=508).default_retention == Retention("sinks", 1, 508)
 
