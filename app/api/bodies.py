@@ -3,6 +3,7 @@
 Knows JSON and schemas. The size limit and the reading itself are the gate's; what the model can do is the door's.
 """
 
+import re
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,6 +18,11 @@ Body = TypeVar("Body", bound=Strict)
 
 _ARMS = ("str", "int", "[key]")
 _UNIONS = {"prompt": "it must be a text, a list of token ids, or a list of either"}
+_HALF = re.compile(
+    rb"(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+)
+"""An escape of JSON that is one half of a character beyond U+FFFF, without the other half."""
 _MESSAGE_NULLS = {"refusal", "annotations", "audio", "tool_calls", "function_call"}
 
 
@@ -48,6 +54,10 @@ def parse_body(data: bytes, kind: type[Body]) -> Body:
         text = "a number is beyond the range of 64-bit floating point, or an integer has thousands of digits"
         raise Invalid(text, _out_of_range(data), "invalid_value") from error
     except (msgspec.DecodeError, RecursionError) as error:
+        half = _half_pair(data, str(error))
+        if half:
+            said = f"a text of the body holds half of a surrogate pair, {half}; send the whole character"
+            raise Invalid(said, code="invalid_json") from error
         raise Invalid(f"the body is no valid JSON: {str(error)[:200]}", code="invalid_json") from error
     if not isinstance(value, dict):
         raise Invalid("the body must be a JSON object", code="invalid_json")
@@ -58,6 +68,16 @@ def parse_body(data: bytes, kind: type[Body]) -> Body:
     except ValidationError as error:
         first = _told(error.errors(include_url=False))
         raise Invalid(_sentence(first), _path(first) if first["loc"] else None, "invalid_value") from error
+
+
+def _half_pair(data: bytes, said: str) -> str | None:
+    """The half of a surrogate pair that the JSON reader stopped at, as it is written; None where it was not that."""
+    stopped = re.search(r"surrogate pair \(byte (\d+)\)", said)
+    if stopped is None and "truncated" not in said:  # what it says where the other half would reach over the end
+        return None
+    place = int(stopped[1]) if stopped else len(data)
+    half = _HALF.search(data[max(0, place - 32) : place + 16])
+    return half[1].decode() if half else None
 
 
 def _out_of_range(data: bytes) -> str | None:
@@ -132,7 +152,8 @@ def _sentence(fault: ErrorDetails) -> str:
         return f"the field {where!r} is not known here; leave it out"
     if fault["type"] == "missing":
         return f"the field {where!r} is required"
-    message = _UNIONS.get(where.partition(".")[0]) or fault["msg"].removeprefix("Value error, ")
+    told = None if fault["type"] == "string_too_long" else _UNIONS.get(where.partition(".")[0])
+    message = told or fault["msg"].removeprefix("Value error, ")
     return f"{where or 'the body'}: {message[:1].lower()}{message[1:]} (given: {_shown(fault['input'])})"
 
 

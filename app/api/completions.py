@@ -45,7 +45,7 @@ async def completions(request: Request) -> Response:
     body = await read_body(request, CompletionRequest)
     door = door_of(request, body.model)
     _check(body)
-    prompts = await read_prompts(door.tokenizer, body.prompt, body.add_special_tokens is not False)
+    prompts = await read_prompts(door, body.prompt, body.add_special_tokens is not False, body.retention)
     if len(prompts) * (body.n or 1) > MAX_ANSWERS:
         raise Invalid(f"{len(prompts)} prompts times n are more than the limit of {MAX_ANSWERS} answers", "n")
     logprobs = Logprobs(body.logprobs, _prompt_logprobs(body))

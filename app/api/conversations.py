@@ -6,11 +6,12 @@ Knows messages and what the template process refuses; the template prints begin 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from app.api.door import Door
 from app.api.errors import Invalid
-from app.api.prompts import Prompt, encode
+from app.api.prompts import Prompt, check_fits, encode
+from app.api.schemas import RetentionFields
 from app.api.schemas_requests import Message
 from app.text.chat_template import ChatTemplate, TemplateRefused
-from app.text.tokenizer import Tokenizer
 
 
 class Conversation(Protocol):
@@ -35,12 +36,14 @@ async def render(template: ChatTemplate, body: Conversation, messages: Sequence[
     try:
         return await template.render(plain, begins, goes_on, body.chat_template_kwargs)
     except TemplateRefused as error:
-        raise Invalid(str(error), "messages", "template_refused") from error
+        field = "chat_template_kwargs" if error.about_variables and body.chat_template_kwargs else "messages"
+        raise Invalid(str(error), field, "template_refused") from error
 
 
-async def prompt_of(tokenizer: Tokenizer, text: str, add_special: bool = False) -> Prompt:
-    """The ids of a rendered conversation. Raises Invalid where there are none."""
-    (ids,) = await encode(tokenizer, [text], add_special)
+async def prompt_of(door: Door, text: str, retention: RetentionFields | None) -> Prompt:
+    """The ids of a rendered conversation. Raises Invalid where there are none, or certainly too many."""
+    await check_fits(door, retention, [text], "messages")
+    (ids,) = await encode(door.tokenizer, [text], add_special=False)
     if not ids:
         raise Invalid("the model's chat template makes an empty text of this conversation", "messages")
     return Prompt(tuple(ids), text)

@@ -17,7 +17,7 @@ from app.api.conversations import render
 from app.api.documentation import documented
 from app.api.errors import Invalid
 from app.api.events import encoder
-from app.api.prompts import LONG
+from app.api.prompts import LONG, check_sizes, in_thread
 from app.api.schemas_requests import DetokenizeRequest, TokenizeRequest
 from app.text.tokenizer import Tokenizer
 
@@ -39,12 +39,13 @@ async def tokenize(request: Request) -> Response:
             if getattr(body, name):
                 raise Invalid(f"{name} belongs to `messages`", name)
         text = body.prompt or ""
+        check_sizes([text], "prompt")
         add_special = body.add_special_tokens is not False
     context = door.ready.context
     if len(text) <= LONG:
         data = _tokenized(door.tokenizer, text, add_special, context)
     else:
-        data = await asyncio.to_thread(_tokenized, door.tokenizer, text, add_special, context)
+        data = await in_thread(len(text), _tokenized, door.tokenizer, text, add_special, context)
     return Response(data, media_type="application/json")
 
 

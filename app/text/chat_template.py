@@ -6,14 +6,13 @@ Knows how to ask the rendering process and how to replace it when it is killed, 
 
 import asyncio
 import contextlib
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from app.text.reasoning import OPENING, has_thoughts
-from app.text.template_process import HEADER, frame
+from app.text.template_process import HEADER, LONGEST_ANSWER, TEXT, UNKNOWN_VARIABLE, frame
 from app.text.tokenizer import Tokenizer
 
 SECONDS = 5.0
@@ -22,6 +21,11 @@ _ROOT = Path(__file__).parents[2]
 
 class TemplateRefused(ValueError):
     """The template cannot render this conversation; the text is the template's own where it has one."""
+
+    def __init__(self, message: str, about_variables: bool = False) -> None:
+        """`about_variables`: the fault lies in the variables given, not in the messages."""
+        super().__init__(message)
+        self.about_variables = about_variables
 
 
 class ChatTemplate:
@@ -57,7 +61,7 @@ class ChatTemplate:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The conversation as one text. Raises TemplateRefused."""
+        """The conversation as one text of at most LONGEST_TEXT bytes. Raises TemplateRefused."""
         if self._source is None:
             raise TemplateRefused("this model has no chat template; use /v1/completions with a prompt of your own")
         asked = {
@@ -66,28 +70,32 @@ class ChatTemplate:
             "continue_final_message": continue_final_message,
             "variables": dict(variables or {}),
         }
+        await self._lock.acquire()
+        # A client that goes away must not leave half an exchange in the pipe: the exchange is finished without it.
+        task = asyncio.create_task(self._exchange(asked))
+        self._running.add(task)
+        task.add_done_callback(self._finished)
+        return await asyncio.shield(task)
+
+    def _finished(self, task: asyncio.Task[str]) -> None:
+        self._running.discard(task)
+        self._lock.release()
+
+    async def _exchange(self, asked: Mapping[str, Any]) -> str:
         try:
             data = frame(asked)
         except RecursionError as error:
-            raise TemplateRefused("what the template is given is nested too deeply") from error
-        # A client that goes away must not leave half an exchange in the pipe: the exchange is finished without it.
-        task = asyncio.create_task(self._exchange(data))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        return await asyncio.shield(task)
-
-    async def _exchange(self, data: bytes) -> str:
-        async with self._lock:
-            try:
-                process = await self._started()
-                return await self._ask(process, data, self._seconds + 1)
-            except TemplateRefused:
-                raise
-            except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
-                await self.close()
-                raise TemplateRefused(
-                    f"the template did not render this conversation within {self._seconds:g} s and 1 GiB of memory"
-                ) from error
+            raise TemplateRefused("what the template is given is nested too deeply", about_variables=True) from error
+        try:
+            process = await self._started()
+            return await self._ask(process, data, self._seconds + 1)
+        except TemplateRefused:
+            raise
+        except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
+            await self.close()
+            raise TemplateRefused(
+                f"the template did not render this conversation within {self._seconds:g} s and 1 GiB of memory"
+            ) from error
 
     async def _started(self) -> asyncio.subprocess.Process:
         if self._process is not None and self._process.returncode is None:
@@ -114,10 +122,14 @@ class ChatTemplate:
             process.stdin.write(data)
             await process.stdin.drain()
             (length,) = HEADER.unpack(await process.stdout.readexactly(HEADER.size))
-            answer = json.loads(await process.stdout.readexactly(length))
-        if "error" in answer:
-            raise TemplateRefused(f"the model's chat template refuses: {answer['error']}")
-        return str(answer["text"])
+            if not 1 <= length <= LONGEST_ANSWER:
+                await self.close()
+                raise TemplateRefused(f"the template's process answered with {length} bytes; it was ended")
+            answer = await process.stdout.readexactly(length)
+        kind, text = answer[:1], answer[1:].decode(errors="replace")
+        if kind != TEXT:
+            raise TemplateRefused(text, about_variables=kind == UNKNOWN_VARIABLE)
+        return text
 
     async def close(self) -> None:
         """End the process; the next conversation starts another."""

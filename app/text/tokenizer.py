@@ -101,6 +101,19 @@ class Tokenizer:
         return b"".join(bytes([_ALPHABET[char]]) if char in _ALPHABET else char.encode() for char in piece)
 
     @cached_property
+    def longest_token(self) -> int | None:
+        """Bytes of the longest token where a text is never shorter than its tokens joined, None where it may be.
+
+        It may be where a normaliser, a pre-tokenizer or a token that takes the spaces beside it drops some of a text.
+        """
+        if not isinstance(self.backend, Backend) or not self.byte_level or self.backend.normalizer is not None:
+            return None
+        dropping = any(word in str(self.backend.pre_tokenizer) for word in ("Removed", "Whitespace", "BertPre"))
+        if dropping or any(token.lstrip or token.rstrip for token in self.backend.get_added_tokens_decoder().values()):
+            return None
+        return max((len(self._bytes_of(token)) for token in range(self.size)), default=None)
+
+    @cached_property
     def all_token_bytes(self) -> tuple[bytes, ...]:
         """`token_bytes` of every id in order (what a grammar or a search for stop strings walks through)."""
         return tuple(self.token_bytes(token) for token in range(self.size))

@@ -57,3 +57,36 @@ def test_a_boolean_is_no_neutral_number():
 
 def _json(body):
     return json.dumps(body).encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "half"),
+    [
+        (r"\ud83d", r"\ud83d"),
+        (r"a\uD83D b", r"\uD83D"),
+        (r"\ud83dx" + "y" * 99, r"\ud83d"),
+        (r"\udc00" + "y" * 99, r"\udc00"),
+        (r"\ud83d\ud83d\ude00", r"\ud83d"),
+        (r"\\\\\udc00", r"\udc00"),
+        ("y" * 99 + r"\ud83d\u0041", r"\ud83d"),
+    ],
+)
+def test_half_a_surrogate_pair_is_told_as_such(text, half):
+    with pytest.raises(Invalid) as refused:
+        parse_body(f'{{"prompt": "{text}"}}'.encode(), CompletionRequest)
+    assert (
+        refused.value.message == f"a text of the body holds half of a surrogate pair, {half}; send the whole character"
+    )
+
+
+@pytest.mark.parametrize(
+    "data", [b'{"prompt": "\\ud83d\\ude00"', b'{"prompt": "\\\\ud83d', b'{"prompt": "\\ud83d\\ude00" 5}']
+)
+def test_other_broken_json_is_not_called_half_a_pair(data):
+    with pytest.raises(Invalid, match="no valid JSON"):
+        parse_body(data, CompletionRequest)
+
+
+def test_a_text_that_is_too_long_to_tokenize_is_told_the_limit():
+    with pytest.raises(Invalid, match="1048576"):
+        parse_body(b'{"prompt": "%s"}' % (b"a" * 1_048_577), TokenizeRequest)

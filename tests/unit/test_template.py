@@ -11,7 +11,7 @@ import jinja2
 import pytest
 
 from app.text.chat_template import ChatTemplate, TemplateRefused, opens_thoughts
-from app.text.template_process import Renderer
+from app.text.template_process import LONGEST_TEXT, Renderer
 from tests.tiny_text import byte_tokenizer
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -113,6 +113,84 @@ async def test_a_template_that_never_ends_is_killed_and_replaced(tokenizer):
                 await made.render([{"role": "user", "content": content}])
             assert time.monotonic() - start < 5
             assert await made.render(HI) == "fine"
+
+
+TOO_LONG = (
+    "{{ 'x' * (messages | length * 10 ** 8) }}",
+    "{{ '\u00e9' * 600000 }}",
+    "{% for n in range(99999) %}12345678901{% endfor %}",
+)
+
+
+@pytest.mark.parametrize("source", TOO_LONG)
+async def test_a_text_over_the_limit_is_refused_where_it_is_made(tokenizer, source):
+    source = f"{{% if messages[0].content == 'long' %}}{source}{{% else %}}fine{{% endif %}}"
+    async with template(tokenizer, source) as made:
+        with pytest.raises(TemplateRefused, match=f"over {LONGEST_TEXT} bytes; shorten it"):
+            await made.render([{"role": "user", "content": "long"}])
+        assert await made.render(HI) == "fine"
+
+
+async def test_a_text_at_the_limit_is_whole(tokenizer):
+    text = '"\n' * (LONGEST_TEXT // 2)
+    async with template(tokenizer, "{{ messages[0].content }}") as made:
+        assert await made.render([{"role": "user", "content": text}]) == text
+
+
+async def test_an_answer_over_the_limit_is_not_read(tokenizer, tmp_path, monkeypatch):
+    """Whatever a template made of its process: the process is ended, its gigabyte is never held."""
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\nprintf '\\100\\0\\0\\0'\nexec cat /dev/zero\n")
+    program.chmod(0o755)
+    async with template(tokenizer, "x", seconds=20) as made:
+        monkeypatch.setattr(sys, "executable", str(program))
+        start = time.monotonic()
+        with pytest.raises(TemplateRefused, match="answered with 1073741824 bytes"):
+            await made.render(HI)
+        assert time.monotonic() - start < 5
+        monkeypatch.undo()
+        assert await made.render(HI) == "x"
+
+
+REFUSALS = {
+    "long words": ("{{ raise_exception('x' * (messages | length * 50000000)) }}", "refuses: x{1000}$"),
+    "no words": ("{{ raise_exception(range(3)) }}", r"refuses: range\(0, 3\)$"),
+    "a long key": ("{{ {}['x' * (messages | length * 50000000)].y }}", "refuses: .{1,1000}$"),
+    "a long list": (
+        "{% set x = 'x' * (messages | length * 300000000) %}{{ [x, x, x] | join }}",
+        "refuses: it takes more than 1 GiB of memory",
+    ),
+    "itself": ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", "refuses: it is nested too deeply, or calls itself"),
+    "depth": ("{{ " + "(" * 9000 + "1" + ")" * 9000 + " }}", "does not compile: it is nested too deeply"),
+    "blocks": ("{% for a in [1] %}" * 40 + "{% endfor %}" * 40, "does not compile: SyntaxError: too many statically"),
+    "a long constant": ("{{ 'x' * 950000000 }}", "does not compile: it takes more than 1 GiB of memory"),
+    "an endless constant": ("{{ 9 ** (9 ** 9) }}", "did not render this conversation within 1 s"),
+}
+
+
+@pytest.mark.parametrize(("source", "says"), REFUSALS.values(), ids=REFUSALS)
+async def test_what_goes_wrong_is_one_short_sentence(tokenizer, source, says, capfd):
+    async with template(tokenizer, source, seconds=1 if "within 1 s" in says else 20) as made:
+        start = time.monotonic()
+        with pytest.raises(TemplateRefused, match=says) as refused:
+            await made.render(HI)
+        assert time.monotonic() - start < 5
+    assert len(str(refused.value)) < 1100
+    assert capfd.readouterr().err == ""
+
+
+async def test_clients_that_leave_before_their_turn_are_not_rendered(tokenizer):
+    source = "{% if messages[0].content == 'spin' %}{{ 9 ** (9 ** (messages | length * 9)) }}{% endif %}fine"
+    async with template(tokenizer, source, seconds=1) as made:
+        assert await made.render(HI) == "fine"
+        waiting = [asyncio.create_task(made.render([{"role": "user", "content": "spin"}])) for _ in range(8)]
+        await asyncio.sleep(0.1)
+        for task in waiting:
+            task.cancel()
+        start = time.monotonic()
+        assert await made.render(HI) == "fine"
+        assert time.monotonic() - start < 4
+        await asyncio.gather(*waiting, return_exceptions=True)
 
 
 async def test_a_killed_process_is_replaced(tokenizer):
