@@ -150,8 +150,8 @@ CHAT_WRONG = [
     ({"echo": True}, "echo"),
     ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
     ({"chat_template": "{{ messages }}"}, "chat_template"),
-    ({"chat_template_kwargs": {"enable_thinking": False}}, "messages"),
-    ({"chat_template_kwargs": {"messages": []}}, "messages"),
+    ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": "x"}, "chat_template_kwargs"),
 ]  # fmt: skip
 
