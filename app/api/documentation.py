@@ -41,7 +41,9 @@ _REFUSALS = {
 _TOO_LATE = "The time of the request (--request-timeout, or its field `timeout`) was over before anything was streamed"
 
 
-def documented(request: type | None, answer: type, chunk: type | None = None) -> dict[str, Any]:
+def documented(
+    request: type | None, answer: type, chunk: type | None = None, names_model: bool = True
+) -> dict[str, Any]:
     """Arguments of a route's decorator: the body it takes, the answer, and the refusals there are."""
     content: dict[str, Any] = {"application/json": {"schema": {"$ref": _REF + answer.__name__}}}
     if chunk is not None:
@@ -50,7 +52,7 @@ def documented(request: type | None, answer: type, chunk: type | None = None) ->
     refusal = {"application/json": {"schema": {"$ref": _REF + errors.ErrorBody.__name__}}}
     responses: dict[int, Any] = {200: {"description": "The answer", "content": content}}
     for status, text in _REFUSALS.items():
-        if request is not None or status in (401, 404, 500, 503):
+        if (request is not None or status in (401, 404, 500, 503)) and (names_model or status != 404):
             responses[status] = {"description": text, "content": refusal}
     if chunk is not None:  # it generates
         responses[504] = {"description": _TOO_LATE, "content": refusal}

@@ -14,7 +14,7 @@ from app.api.events import encoder
 router = APIRouter()
 
 
-@router.get("/v1/models", summary="The models that are served", **documented(None, Models))
+@router.get("/v1/models", summary="The models that are served", **documented(None, Models, names_model=False))
 async def models(request: Request) -> Response:
     """A list of one: the model, its context and the retention policies it can honour."""
     return Response(encoder.encode(Models("list", [_model(request)])), media_type="application/json")

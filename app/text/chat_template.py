@@ -7,6 +7,7 @@ Knows how to ask the rendering process and how to replace it when it is killed, 
 import asyncio
 import contextlib
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from app.text.template_process import HEADER, LONGEST_ANSWER, TEXT, UNKNOWN_VARI
 from app.text.tokenizer import Tokenizer
 
 SECONDS = 5.0
+TRIED_AGAIN_AFTER = 60.0
+"""Seconds before a template that did not compile in time is compiled again: the machine may have been busy."""
 _ROOT = Path(__file__).parents[2]
 
 
@@ -41,6 +44,8 @@ class ChatTemplate:
         }
         self._seconds = seconds
         self._process: asyncio.subprocess.Process | None = None
+        self._does_not_compile = ""
+        self._compile_again = float("inf")
         self._lock = asyncio.Lock()
         self._running: set[asyncio.Task[str]] = set()
 
@@ -53,6 +58,10 @@ class ChatTemplate:
     def knows_developer(self) -> bool:
         """Whether the template has a role `developer` of its own."""
         return self._source is not None and "developer" in self._source
+
+    @property
+    def _limits(self) -> str:
+        return f"{self._seconds:g} s and 1 GiB of memory"
 
     async def render(
         self,
@@ -88,18 +97,21 @@ class ChatTemplate:
             raise TemplateRefused("what the template is given is nested too deeply", about_variables=True) from error
         try:
             process = await self._started()
-            return await self._ask(process, data, self._seconds + 1)
-        except TemplateRefused:
-            raise
+            kind, text = await self._ask(process, data, self._seconds + 1)
         except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
             await self.close()
             raise TemplateRefused(
-                f"the template did not render this conversation within {self._seconds:g} s and 1 GiB of memory"
+                f"the model's chat template did not render this conversation within {self._limits}"
             ) from error
+        if kind != TEXT:
+            raise TemplateRefused(text, about_variables=kind == UNKNOWN_VARIABLE)
+        return text
 
     async def _started(self) -> asyncio.subprocess.Process:
         if self._process is not None and self._process.returncode is None:
             return self._process
+        if self._does_not_compile and time.monotonic() < self._compile_again:
+            raise TemplateRefused(self._does_not_compile)
         process = self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "app.text.template_process"),
             cwd=_ROOT,
@@ -109,13 +121,19 @@ class ChatTemplate:
         )
         begin = {"template": self._source, "special_tokens": self._special_tokens, "seconds": self._seconds}
         try:
-            await self._ask(process, frame(begin), 30.0)
-        except TemplateRefused:
+            kind, text = await self._ask(process, frame(begin), 30.0)
+        except (TimeoutError, asyncio.IncompleteReadError) as error:
             await self.close()
-            raise
+            self._does_not_compile = f"the model's chat template did not compile within {self._limits}"
+            self._compile_again = time.monotonic() + TRIED_AGAIN_AFTER
+            raise TemplateRefused(self._does_not_compile) from error
+        self._does_not_compile = "" if kind == TEXT else text
+        if self._does_not_compile:
+            await self.close()
+            raise TemplateRefused(self._does_not_compile)
         return process
 
-    async def _ask(self, process: asyncio.subprocess.Process, data: bytes, seconds: float) -> str:
+    async def _ask(self, process: asyncio.subprocess.Process, data: bytes, seconds: float) -> tuple[bytes, str]:
         assert process.stdin is not None
         assert process.stdout is not None
         async with asyncio.timeout(seconds):
@@ -126,10 +144,7 @@ class ChatTemplate:
                 await self.close()
                 raise TemplateRefused(f"the template's process answered with {length} bytes; it was ended")
             answer = await process.stdout.readexactly(length)
-        kind, text = answer[:1], answer[1:].decode(errors="replace")
-        if kind != TEXT:
-            raise TemplateRefused(text, about_variables=kind == UNKNOWN_VARIABLE)
-        return text
+        return answer[:1], answer[1:].decode(errors="replace")
 
     async def close(self) -> None:
         """End the process; the next conversation starts another."""

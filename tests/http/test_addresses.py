@@ -66,6 +66,8 @@ def test_the_openapi_page_lists_the_answers_there_are(served):
     assert not [name for name in document["components"]["schemas"] if "ValidationError" in name]
     assert {"500", "504"} <= told[COMPLETIONS, "post"] & told[CHAT, "post"]
     assert "500" in told["/tokenize", "post"] & told["/v1/models", "get"]
+    assert "404" in told[COMPLETIONS, "post"] & told["/v1/models/{name}", "get"]
+    assert "404" not in told["/v1/models", "get"], "it names no model"
 
 
 def test_an_address_that_cannot_be_had_is_told_with_the_flag_to_change():

@@ -10,6 +10,7 @@ from dataclasses import replace
 import jinja2
 import pytest
 
+from app.text import chat_template
 from app.text.chat_template import ChatTemplate, TemplateRefused, opens_thoughts
 from app.text.template_process import LONGEST_TEXT, Renderer
 from tests.tiny_text import byte_tokenizer
@@ -164,7 +165,7 @@ REFUSALS = {
     "depth": ("{{ " + "(" * 9000 + "1" + ")" * 9000 + " }}", "does not compile: it is nested too deeply"),
     "blocks": ("{% for a in [1] %}" * 40 + "{% endfor %}" * 40, "does not compile: SyntaxError: too many statically"),
     "a long constant": ("{{ 'x' * 950000000 }}", "does not compile: it takes more than 1 GiB of memory"),
-    "an endless constant": ("{{ 9 ** (9 ** 9) }}", "did not render this conversation within 1 s"),
+    "an endless constant": ("{{ 9 ** (9 ** 9) }}", "did not compile within 1 s"),
 }
 
 
@@ -177,6 +178,27 @@ async def test_what_goes_wrong_is_one_short_sentence(tokenizer, source, says, ca
         assert time.monotonic() - start < 5
     assert len(str(refused.value)) < 1100
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("source", ["{{ 9 ** (9 ** 9) }}", "{% if %}"])
+async def test_a_template_that_does_not_compile_is_not_compiled_for_every_client(tokenizer, source, monkeypatch):
+    says = "did not compile within 1 s" if "9" in source else "does not compile: "
+    async with template(tokenizer, source, seconds=1) as made:
+        with pytest.raises(TemplateRefused, match=says):
+            await made.render(HI)
+        monkeypatch.setattr(sys, "executable", "/nowhere")  # what would start it again fails
+        for _ in range(50):
+            with pytest.raises(TemplateRefused, match=says):
+                await made.render(HI)
+
+
+async def test_a_template_that_did_not_compile_in_time_is_tried_again_later(tokenizer, monkeypatch):
+    monkeypatch.setattr(chat_template, "TRIED_AGAIN_AFTER", 0.0)
+    async with template(tokenizer, "{{ 9 ** (9 ** 9) }}", seconds=0.5) as made:
+        with pytest.raises(TemplateRefused, match="did not compile"):
+            await made.render(HI)
+        made._source = "fine"  # as if the machine had been busy
+        assert await made.render(HI) == "fine"
 
 
 async def test_clients_that_leave_before_their_turn_are_not_rendered(tokenizer):
