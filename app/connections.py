@@ -124,6 +124,11 @@ class LimitedProtocol(HttpToolsProtocol):
         self._cancel(self._write_timer)
         super().resume_writing()
 
+    def cut_off_if_stuck(self) -> None:
+        """End the connection at once where its client does not take what is written."""
+        if self.flow.write_paused or self.transport.get_write_buffer_size():
+            self.transport.abort()
+
     def on_response_complete(self) -> None:
         """The rest of an answer must leave in time, too; it may be too little to pause writing, and wait for ever."""
         super().on_response_complete()

@@ -26,7 +26,7 @@ from starlette.middleware.cors import CORSMiddleware
 from app import banner, logs
 from app.api import chat, completions, documentation, errors, health, live, models, playground, tokens
 from app.api.door import Limits as ApiLimits
-from app.connections import ConnectionLimits, limited
+from app.connections import ConnectionLimits, LimitedProtocol, limited
 from app.gate import Gate, Limits
 from app.generation import Admission, Broken, Pool, Refused, Service, ServiceObserver
 from app.metrics import Metrics
@@ -174,7 +174,7 @@ async def run_until_signal(
         access_log=False,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=LAST_WORDS_SECONDS,
+        timeout_graceful_shutdown=LAST_WORDS_SECONDS + 2,
     )
     server = _Server(config)
     stop = asyncio.Event()
@@ -198,10 +198,19 @@ async def run_until_signal(
     finally:
         starting.cancel()
         stopping.cancel()
-        server.should_exit = True
-        await asyncio.wait((serving,), timeout=LAST_WORDS_SECONDS + 2)
+        await _end(server, serving)
         await supervisor.stop()
     return 0
+
+
+async def _end(server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
+    """Let uvicorn end. Clients that do not take their last words are cut off before it would cancel their requests."""
+    server.should_exit = True
+    await asyncio.wait((serving,), timeout=LAST_WORDS_SECONDS)
+    for connection in list(server.server_state.connections):
+        if isinstance(connection, LimitedProtocol):
+            connection.cut_off_if_stuck()
+    await asyncio.wait((serving,), timeout=LAST_WORDS_SECONDS)
 
 
 class _Server(uvicorn.Server):

@@ -128,6 +128,23 @@ async def test_an_answer_that_nobody_reads_does_not_hold_its_connection(fake_ser
     await until(lambda: not held(), 40)
 
 
+async def test_clients_that_do_not_read_do_not_trouble_the_end(fake_server, connect):
+    server = fake_server({"delay": 0.0}, grace=0.5, write_timeout=60.0)
+    for _ in range(4):
+        connect(server, buffer=2304).sendall(
+            post({"prompt": "x", "stream": True, "max_tokens": None, "logprobs": 5, "retention": {"policy": "sinks"}})
+        )
+    await until(lambda: server.metrics()["streams_open"] == 4)
+    await asyncio.sleep(1.5)
+    start = time.monotonic()
+    server.terminate()
+    assert server.ends() == 0
+    assert time.monotonic() - start < 8
+    log = server.log.read_text()
+    assert "Traceback" not in log
+    assert "Exception" not in log
+
+
 @pytest.mark.parametrize(
     "head", [b"Content-Length: -5", b"Content-Length: 5\r\nContent-Length: 41", b"Transfer-Encoding: chunked\r\n\r\nzz"]
 )
