@@ -1,13 +1,17 @@
 """`python -m app`: hands the command line to app.cli."""
 
+import os
 import signal
 import sys
 from types import FrameType
 
 
 def leave(number: int, _frame: FrameType | None) -> None:
-    """A signal before anybody else takes signals in hand ends the process without a traceback."""
-    sys.exit(128 + number)
+    """A signal before anybody else takes signals in hand ends the process without a traceback.
+
+    Not by an exception: one that strikes inside a callback of the import system is printed there, and is lost.
+    """
+    os._exit(128 + number)
 
 
 signal.signal(signal.SIGINT, leave)  # here, since the imports below take most of a second

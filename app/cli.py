@@ -4,11 +4,13 @@ Knows commands and exit codes; does no work itself. What needs torch runs as a p
 expected failure is one sentence on standard error and an exit code that is not 0.
 """
 
+import contextlib
 import inspect
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType, NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -106,7 +108,7 @@ def takes_settings(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _stop(number: int, _frame: FrameType | None) -> None:
-    """A signal during a pull or a start ends it with everything tidied up, and without a traceback."""
+    """A signal during a pull ends it with everything tidied up, and without a traceback."""
     raise SystemExit(128 + number)
 
 
@@ -143,19 +145,37 @@ def serve(**flags: Any) -> None:
     chosen = settings.load(**flags)
     source = obtain(chosen.model, chosen.model_cache, chosen.hub_endpoint)
     configs = chosen.engine_configs(source.path, source.name)
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, _stop) for number in numbers]  # until the server takes them in hand
-    launched = process.launch_all(configs)
-    try:
+    with _signals_end_workers() as launched:
+        launched.extend(process.launch_all(configs))
         from app import main
 
         raise typer.Exit(main.serve(chosen, configs, launched, source.revision))
-    except SystemExit:
+
+
+@contextlib.contextmanager
+def _signals_end_workers() -> Iterator[list[process.Launched]]:
+    """Until the server takes signals in hand, one ends the workers of the list that is given, and this process.
+
+    Not by an exception: the imports meanwhile have callbacks in which it would be printed and lost. A signal before
+    the list is filled leaves workers alone; they end by themselves when they find nobody at their socket.
+    """
+    launched: list[process.Launched] = []
+
+    def end_workers() -> None:
         for one in launched:
             one.kill()
             one.close()
-        raise
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        end_workers()
+        os._exit(128 + number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, leave) for number in numbers]
+    try:
+        yield launched
     finally:
+        end_workers()
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -86,14 +87,21 @@ def test_serve_hands_settings_to_the_server(monkeypatch: pytest.MonkeyPatch, tmp
     from app import main  # here, since it loads the whole front end and the other tests do not need it
 
     seen: list[tuple] = []
-    monkeypatch.setattr(cli.process, "launch_all", lambda configs: [f"process of {config.name}" for config in configs])
+    ended: list[str] = []
+
+    def launch_all(configs):
+        end = [lambda name=config.name: ended.append(name) for config in configs]
+        return [SimpleNamespace(name=one.name, kill=do, close=do) for one, do in zip(configs, end, strict=True)]
+
+    monkeypatch.setattr(cli.process, "launch_all", launch_all)
     monkeypatch.setattr(main, "serve", lambda *arguments: seen.append(arguments) or 7)
     code = cli.run(["serve", "--model", str(model), "--port", "0", "--no-resume", "--workers", "2", "--insecure"])
     assert code == 7
     ((chosen, configs, launched, revision),) = seen
     assert (chosen.port, chosen.resume, chosen.insecure, revision) == (0, False, True, "local")
     assert [config.name for config in configs] == ["tiny", "tiny"]
-    assert launched == ["process of tiny", "process of tiny"]
+    assert [one.name for one in launched] == ["tiny", "tiny"]
+    assert ended == ["tiny"] * 4, "killed and closed, however the server ended"
 
 
 def printed(terminal: bool) -> str:
@@ -190,7 +198,7 @@ def test_a_benchmark_without_its_package_is_one_line() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("seconds", [0.5, 1.0])
+@pytest.mark.parametrize("seconds", [0.2, 0.5, 0.8, 1.1])
 def test_a_signal_during_the_start_ends_it_without_a_traceback(number: int, seconds: float, tmp_path: Path) -> None:
     model = tmp_path / "tiny.gguf"
     model.write_bytes(b"GGUF")
