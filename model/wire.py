@@ -5,7 +5,6 @@ not know what a message means. A frame over MAX_FRAME, or one that does not deco
 """
 
 import asyncio
-import select
 import socket
 import struct
 import threading
@@ -29,35 +28,67 @@ def encode(message: Down | Up) -> bytes:
 
 
 class BlockingConnection:
-    """The worker's side. `send` may be called from several threads; `receive` from one."""
+    """The worker's side. `send` may be called from several threads; `receive` from one.
+
+    A thread of its own reads, from the first `receive` on: a socket holds some 200 kB, and what a crowd sends during
+    one long step must not come in over many, with the words of those who left again behind it.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        self._lock = threading.Lock()
+        self._sending = threading.Lock()
         self._buffer = bytearray()
         self._decoder = msgspec.msgpack.Decoder(Down)
+        self._arrived = threading.Condition()
+        self._messages: list[Down] = []
+        self._closed: ConnectionClosed | None = None
+        self._reader = threading.Thread(target=self._read, name="reader", daemon=True)
 
     def send(self, message: Up) -> None:
         """Send one message whole. Raises ConnectionClosed when the front end is gone."""
         frame = encode(message)
-        with self._lock:
+        with self._sending:
             try:
                 self._socket.sendall(frame)
             except OSError as error:
                 raise ConnectionClosed(f"the front end is gone: {error}") from error
 
     def receive(self, timeout: float | None) -> list[Down]:
-        """All whole messages that have arrived, waiting up to `timeout` seconds (None: for ever) for the first."""
-        ready, _, _ = select.select([self._socket], [], [], timeout)
-        while ready:
+        """All whole messages that have arrived, waiting up to `timeout` seconds (None: for ever) for the first.
+
+        Raises ConnectionClosed when the front end is gone and all its messages were taken.
+        """
+        if self._reader.ident is None:
+            self._reader.start()
+        with self._arrived:
+            if not (self._messages or self._closed or timeout == 0):
+                self._arrived.wait_for(lambda: self._messages or self._closed, timeout)
+            messages, self._messages = self._messages, []
+            if not messages and self._closed:
+                raise self._closed
+            return messages
+
+    def _read(self) -> None:
+        closed = None
+        while closed is None:
+            messages: list[Down] = []
             try:
-                data = self._socket.recv(1 << 20)
-            except OSError as error:
-                raise ConnectionClosed(f"the front end is gone: {error}") from error
-            if not data:
-                raise ConnectionClosed("the front end closed the connection")
-            self._buffer += data
-            ready, _, _ = select.select([self._socket], [], [], 0)
+                messages = self._read_some()
+            except ConnectionClosed as error:
+                closed = error
+            with self._arrived:
+                self._messages += messages
+                self._closed = closed
+                self._arrived.notify()
+
+    def _read_some(self) -> list[Down]:
+        try:
+            data = self._socket.recv(1 << 20)
+        except OSError as error:
+            raise ConnectionClosed(f"the front end is gone: {error}") from error
+        if not data:
+            raise ConnectionClosed("the front end closed the connection")
+        self._buffer += data
         return self._whole_messages()
 
     def _whole_messages(self) -> list[Down]:

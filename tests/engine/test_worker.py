@@ -156,6 +156,23 @@ def test_it_ends_by_itself_in_the_middle_of_its_work(start, default_model):
     assert time.monotonic() - begun < 2.0
 
 
+def test_a_crowd_that_comes_and_goes_during_one_step_is_heard_at_its_end(start, default_model):
+    """Two megabytes of prompts, ten times what a socket holds, and behind them the words of those who left again."""
+    line = start(default_model)
+    line.receive(Ready)
+    line.send(Submit("first", 1, tuple(range(2000)), SamplingParams(max_tokens=1)))
+    line.receive(Begin)
+    for number in range(100):
+        line.send(Submit(str(number), 1, (100_000, *range(7_000)), GREEDY))
+    for number in range(100):
+        line.send(Cancel(str(number)))
+    line.send(Submit("small", 1, (1, 2, 3), GREEDY, priority=-1))
+    steps = 0
+    while "small" not in [row.request for row in line.receive(Step).rows]:
+        steps += 1
+    assert steps <= 2, "the one that ran, and one that began while the crowd was read"
+
+
 def test_drained_it_finishes_and_ends(start, default_model):
     line = start(default_model)
     line.receive(Ready)
