@@ -1,14 +1,17 @@
-"""One client connection: how many there may be, how long a head may be, how slow a client may be.
+"""One client connection: how many there may be, how long a head, how slow a client, and what frames an answer.
 
-Knows bytes and times only. Stands under uvicorn's own protocol class, which parses HTTP; everything that is
-refused here is refused before a request exists.
+Knows bytes and times only. Stands under uvicorn's own protocol class, which parses HTTP; what is refused here is
+refused without the routes: before a request exists, or before it is whole.
 """
 
 import asyncio
 from dataclasses import dataclass
 from typing import Any, cast
 
+from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+FIELD_BYTES = 32  # what a header field costs beside its name and value (RFC 7541, 4.1, counts as much)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +44,53 @@ class Chunks:
         self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
+class Unframed:
+    """Around the application, for a client of HTTP/1.0, which knows no chunks (RFC 9112, 6.1).
+
+    An answer without a length goes out as it is and ends with the connection, which uvicorn closes after every answer
+    to such a client.
+    """
+
+    def __init__(self, app: ASGI3Application, cycle: RequestResponseCycle) -> None:
+        self._app = app
+        self._cycle = cycle
+
+    async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        """One request: uvicorn sees pieces that are each as long as was promised."""
+        cycle, bare = self._cycle, False
+
+        async def unframed(message: ASGISendEvent) -> None:
+            nonlocal bare
+            if message["type"] == "http.response.start":
+                bare = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+                if bare:
+                    cycle.chunked_encoding = False
+            elif bare and message["type"] == "http.response.body":
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await self._app(scope, receive, unframed)
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """uvicorn's protocol with limits; use a subclass made by `limited`.
 
     One request at a time: what a client sends behind a request that is not answered yet is dropped, and the connection
     closes with the answer (RFC 9112, 9.3.2 has such clients ask again). uvicorn would queue it, stop reading, and so
     never see that the client has left, while its request computes on.
+
+    Two counts bound what the parser takes. `_fields`: the head and the trailers of a request, exactly, as they are
+    parsed. `_unseen`: the bytes since the parser last gave a whole head, a piece of a body, or a request's end; a field
+    that does not end, empty lines before a request, and chunk extensions show nowhere else.
     """
 
     limits = ConnectionLimits()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._head_bytes = 0
-        self._in_head = True
+        self._fields = 0
+        self._unseen = 0
+        self._in_head = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._flush_timer: asyncio.TimerHandle | None = None
@@ -70,38 +106,42 @@ class LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
-        if self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > self.limits.max_header_bytes:
-                # A head and the beginning of a long body may come in one piece: look at the head only.
-                end = data.find(b"\r\n\r\n")
-                if end < 0 or self._head_bytes - len(data) + end > self.limits.max_header_bytes:
-                    self._turn_away(b"431 Request Header Fields Too Large", "the request's head is too long")
-                    return
+        if self._head_timer is None and not self._answering:  # the first byte after an answered request
+            self._start_head()
+        self._unseen += len(data)
         super().data_received(data)
+        if self._unseen > self.limits.max_header_bytes:
+            self._too_long()
 
     def on_message_begin(self) -> None:
         if self._answering:
             self._stop_listening()
+        if self._deaf:
             return
         self._cancel(self._flush_timer)
-        if not self._in_head:
-            self._start_head()
+        self._in_head = True
+        self._fields = 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
         if not self._deaf:
+            self._count(len(url))
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """A field of the head, or of the trailers, which are counted and dropped: nobody here reads them."""
         if not self._deaf:
-            super().on_header(name, value)
+            self._count(len(name) + len(value) + FIELD_BYTES)
+            if self._in_head:
+                super().on_header(name, value)
 
     def on_body(self, body: bytes) -> None:
+        self._unseen = 0
         if not self._deaf:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._unseen = 0
         if not self._deaf:
             super().on_message_complete()
 
@@ -109,10 +149,21 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._deaf:
             return
         self._in_head = False
-        self._head_bytes = 0
+        self._unseen = 0
         self._cancel(self._head_timer)
+        self._head_timer = None
+        if self.parser.get_http_version() not in ("1.0", "1.1"):
+            self._turn_away(b"505 HTTP Version Not Supported", "this server speaks HTTP/1.1 and HTTP/1.0")
+            return
         super().on_headers_complete()
-        self.scope["state"]["chunks"] = Chunks(self.cycle)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        if cycle.scope["http_version"] == "1.0":
+            cycle.waiting_for_100_continue = False  # RFC 9110, 10.1.1
+            app = Unframed(app, cycle)
+        else:
+            cycle.scope["state"]["chunks"] = Chunks(cycle)
+        super()._start_asgi_task(cycle, app)
 
     def pause_writing(self) -> None:
         self._cancel(self._write_timer)
@@ -124,14 +175,22 @@ class LimitedProtocol(HttpToolsProtocol):
         self._cancel(self._write_timer)
         super().resume_writing()
 
-    def cut_off_if_stuck(self) -> None:
-        """End the connection at once where its client does not take what is written."""
+    def cut_off(self) -> None:
+        """End a connection that is still busy: with a refusal where its request has no answer yet, else at once."""
         if self.flow.write_paused or self.transport.get_write_buffer_size():
             self.transport.abort()
+        elif self._answering:
+            self._refuse(b"503 Service Unavailable", "the server is shutting down; send the request to another one")
 
     def on_response_complete(self) -> None:
-        """The rest of an answer must leave in time, too; it may be too little to pause writing, and wait for ever."""
+        """The rest of an answer must leave in time, too; it may be too little to pause writing, and wait for ever.
+
+        What was answered before it was whole is not read any further: the connection ends.
+        """
         super().on_response_complete()
+        if self.cycle.more_body:
+            self._deaf = True
+            self.transport.close()
         self._cancel(self._flush_timer)
         if self.transport.get_write_buffer_size():
             loop = asyncio.get_running_loop()
@@ -148,17 +207,23 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _start_head(self) -> None:
-        self._in_head = True
-        self._head_bytes = 0
-        self._cancel(self._head_timer)
         loop = asyncio.get_running_loop()
         self._head_timer = loop.call_later(self.limits.header_timeout, self._head_too_slow)
 
     def _head_too_slow(self) -> None:
-        if self._head_bytes:
+        if self._in_head:
             self._turn_away(b"408 Request Timeout", "the request's head did not arrive in time")
-        else:
+        else:  # no request has begun, so nobody waits for an answer
             self.transport.close()
+
+    def _count(self, size: int) -> None:
+        self._fields += size
+        if self._fields > self.limits.max_header_bytes:
+            self._too_long()
+
+    def _too_long(self) -> None:
+        text = f"the request's head or trailers, or its chunks' heads, are over {self.limits.max_header_bytes} bytes"
+        self._turn_away(b"431 Request Header Fields Too Large", text + " (--max-header-bytes)")
 
     def send_400_response(self, msg: str) -> None:
         """What uvicorn calls where the bytes are no HTTP: the refusal in our own shape."""
@@ -175,11 +240,22 @@ class LimitedProtocol(HttpToolsProtocol):
     def _turn_away(self, status: bytes, message: str) -> None:
         if self._answering and not self.cycle.more_body:  # what came behind a whole request: that one is answered still
             self._stop_listening()
-            return
+        else:
+            self._refuse(status, message)
+
+    def _refuse(self, status: bytes, message: str) -> None:
+        """Close, after an answer of our own where none has begun."""
+        self._deaf = True
         if self.transport.is_closing():
             return
-        body = b'{"error": {"message": "%s", "type": "invalid_request_error", "param": null, "code": null}}'
-        body %= message.encode()
+        if self._answering:
+            self.cycle.disconnected = True  # whoever reads or answers this request ends now
+            self.cycle.message_event.set()
+            if self.cycle.response_started:
+                self.transport.abort()
+                return
+        kind = b"overloaded_error" if status.startswith(b"503") else b"invalid_request_error"
+        body = b'{"error": {"message": "%s", "type": "%s", "param": null, "code": null}}' % (message.encode(), kind)
         head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         self.transport.write(head % (status, len(body)) + body)
         self.transport.close()

@@ -28,6 +28,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
 _KNOWN_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
+_BODILESS = frozenset(("GET", "HEAD", "OPTIONS", "TRACE", "CONNECT"))
+_LENGTH = re.compile(rb"[0-9]{1,19}")
 _CLIENT_GONE = 499
 
 
@@ -103,10 +105,12 @@ class Gate:
 
         try:
             self._authorise(scope, headers, state)
-            body = await self._body(headers, receive)
+            self._check_body(scope, headers)
+            body = await self._body(receive)
             await self._run(inner, body, receive, answer)
             status = status or _CLIENT_GONE
         except _Turned as turned:
+            state["error"] = turned.code
             await _refuse(answer, turned)
         except _Gone:
             status = _CLIENT_GONE
@@ -122,19 +126,33 @@ class Gate:
         elif path == "/metrics":
             guarded = self._limits.protect_metrics
         else:
-            page = path == "/" or path.startswith("/playground/")
-            guarded = not page and scope["method"] != "OPTIONS"
-        header = headers.get(b"authorization")
-        salt = self._keys.salt(header.decode("latin-1") if header is not None else None)
+            guarded = not _is_page(path) and scope["method"] != "OPTIONS"
+        salt = self._keys.salt(headers.get(b"authorization"))
         if salt is None and guarded:
             raise _Turned(401, "invalid_api_key", "a valid API key is needed: send the header Authorization: Bearer …")
         state["salt"] = salt or ""
 
-    async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
-        limits = self._limits
+    def _check_body(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        """Refuse, unread, a body that is too long, that has no place here, or whose end cannot be told for sure."""
+        codings = [value.lower() for name, value in scope["headers"] if name == b"transfer-encoding"]
+        if codings and scope.get("http_version") == "1.0":
+            raise _Turned(400, "invalid_framing", "HTTP/1.0 has no transfer-encoding: send a content-length")
+        if codings not in ([], [b"chunked"]):
+            text = "the only transfer-encoding that is read here is chunked: send the body as it is, or with its length"
+            raise _Turned(501, "unsupported_transfer_encoding", text)
         length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > limits.max_body_bytes:
+        if not _LENGTH.fullmatch(length):
+            raise _Turned(400, "invalid_framing", "the content-length is no number of at most 19 digits")
+        if int(length) > self._limits.max_body_bytes:
             raise self._too_large()
+        path = scope["path"]
+        bodiless = scope["method"] in _BODILESS or path.startswith("/health") or path == "/metrics" or _is_page(path)
+        if bodiless and (codings or int(length)):
+            text = f"{scope['method']} {path[:200]} takes no body: send the request without one"
+            raise _Turned(400, "unexpected_body", text)
+
+    async def _body(self, receive: Receive) -> bytes:
+        limits = self._limits
         parts: list[bytes] = []
         held = 0
         try:
@@ -198,8 +216,14 @@ class Gate:
         self._counter.http_request(route, method, status)
         if route.startswith("/health") or route == "/metrics":
             return
-        fields = {"method": method, "route": route, "status": status, "seconds": round(seconds, 4)}
+        fields: dict[str, object] = {"method": method, "route": route, "status": status, "seconds": round(seconds, 4)}
+        if "error" in scope["state"]:
+            fields["error"] = scope["state"]["error"]
         log.info("request", extra=fields)
+
+
+def _is_page(path: str) -> bool:
+    return path == "/" or path.startswith("/playground/")
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -208,9 +232,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def _refuse(send: Send, turned: _Turned) -> None:
-    kind = "authentication_error" if turned.status == 401 else "invalid_request_error"
-    if turned.status >= 500:
-        kind = "overloaded_error"
+    kind = {401: "authentication_error", 503: "overloaded_error"}.get(turned.status, "invalid_request_error")
     body = {"error": {"message": str(turned), "type": kind, "param": None, "code": turned.code}}
     data = json.dumps(body, ensure_ascii=False).encode()
     headers = [

@@ -97,7 +97,8 @@ def create_app(
             CORSMiddleware,
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+            allow_headers=["*"],  # OpenAI's clients send x-stainless-…, tracing sends traceparent
+            allow_private_network="*" not in settings.cors_origins,  # pages of the Internet, where they are named
             expose_headers=["X-Request-Id", "Retry-After"],
         )
     return app
@@ -204,12 +205,14 @@ async def run_until_signal(
 
 
 async def _end(server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
-    """Let uvicorn end. Clients that do not take their last words are cut off before it would cancel their requests."""
+    """Let uvicorn end. Clients that do not take their last words, or are not done sending, are cut off before it would
+    cancel their requests.
+    """
     server.should_exit = True
     await asyncio.wait((serving,), timeout=LAST_WORDS_SECONDS)
     for connection in list(server.server_state.connections):
         if isinstance(connection, LimitedProtocol):
-            connection.cut_off_if_stuck()
+            connection.cut_off()
     await asyncio.wait((serving,), timeout=LAST_WORDS_SECONDS)
 
 

@@ -8,12 +8,15 @@ import hashlib
 import hmac
 import ipaddress
 import logging
+import re
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 log = logging.getLogger("everstream.security")
 
 RELOAD_SECONDS = 1.0
+_COMMENT = re.compile(r"(?:^|[ \t])#.*")  # a # inside a key belongs to the key
 
 
 class UnsafeBind(Exception):
@@ -24,19 +27,19 @@ class Keys:
     """The set of valid API keys; empty means that none is asked for."""
 
     def __init__(self, keys: str = "", file: Path | None = None) -> None:
-        """`keys`: separated by commas. `file`: one key a line, `#` begins a comment.
+        """`keys`: separated by commas. `file`: UTF-8, one key a line; `#` after white space or first begins a comment.
 
-        Raises OSError with a sentence where the file cannot be read.
+        Raises OSError with a sentence where the file cannot be read, ValueError where no header can carry a key.
         """
-        self._fixed = frozenset(_digest(key.strip()) for key in keys.split(",") if key.strip())
+        self._fixed = frozenset(_digests(keys.split(","), "EVERSTREAM_API_KEYS: key"))
         self._file = file
-        self._stamp: tuple[int, int, int] | None = None
+        self._stamp: tuple[int, ...] | None = None
         self._from_file: frozenset[bytes] = frozenset()
         self._checked = 0.0
         if file is not None:
             try:
                 self._read(file)
-            except (OSError, UnicodeDecodeError) as error:
+            except (OSError, ValueError) as error:
                 why = (error.strerror if isinstance(error, OSError) else "") or str(error)
                 raise OSError(
                     f"--api-keys-file {file} cannot be read: {why}; name a text file with a key a line"
@@ -47,20 +50,20 @@ class Keys:
         """A caller must show a key. A key file that has become empty locks everybody out rather than nobody."""
         return bool(self._fixed) or self._file is not None
 
-    def salt(self, authorization: str | None) -> str | None:
+    def salt(self, authorization: bytes | None) -> str | None:
         """The salt of the caller's key, "" where none is asked for, None where the caller may not come in.
 
-        `authorization`: the header's value, `Bearer <key>`.
+        `authorization`: the header's value as it came, `Bearer <key>`; keys are compared as bytes of UTF-8.
         """
         if not self.required:
             return ""
         self._reload()
-        scheme, _, key = (authorization or "").partition(" ")
-        digest = _digest(key.strip())
+        scheme, _, key = (authorization or b"").partition(b" ")
+        digest = hashlib.sha256(key.strip()).digest()
         known = False
         for valid in self._fixed | self._from_file:  # no early exit: the time tells nothing
             known |= hmac.compare_digest(valid, digest)
-        if not known or scheme.lower() != "bearer":
+        if not known or scheme.lower() != b"bearer":
             return None
         return hashlib.sha256(b"everstream prefix salt" + digest).hexdigest()[:32]
 
@@ -71,23 +74,30 @@ class Keys:
         self._checked = now
         try:
             self._read(self._file)
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:
             log.error("the API key file cannot be read, the keys read before stay valid: %s", error)
 
     def _read(self, file: Path) -> None:
         status = file.stat()
-        stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+        stamp = (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
         if stamp == self._stamp:
             return
-        lines = (line.partition("#")[0].strip() for line in file.read_text().splitlines())
-        self._from_file = frozenset(_digest(line) for line in lines if line)
+        text = file.read_bytes().decode("utf-8-sig")  # some editors begin a file with a mark
+        lines = [_COMMENT.sub("", line) for line in re.split("\r\n|\r|\n", text)]
+        self._from_file = frozenset(_digests(lines, "line"))
         if self._stamp is not None:
             log.info("API keys read again", extra={"keys": len(self._from_file)})
         self._stamp = stamp
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+def _digests(keys: Iterable[str], what: str) -> Iterator[bytes]:
+    """Raises ValueError, which does not show the key, where one could never match: no header can carry it."""
+    for number, given in enumerate(keys, 1):
+        key = given.strip(" \t\r\n")
+        if not key.isprintable():
+            raise ValueError(f"{what} {number} holds a character that does not print, so it can be no key")
+        if key:
+            yield hashlib.sha256(key.encode()).digest()
 
 
 def check_bind(host: str, keys: Keys, insecure: bool) -> None:

@@ -17,15 +17,15 @@ def test_without_keys_everybody_may_come_in():
 
 def test_several_keys_each_with_its_own_salt():
     keys = Keys("alpha, beta")
-    salts = {keys.salt("Bearer alpha"), keys.salt("bearer beta")}
+    salts = {keys.salt(b"Bearer alpha"), keys.salt(b"bearer beta")}
     assert len(salts) == 2
     assert None not in salts
     assert "" not in salts
     assert all("alpha" not in salt and "beta" not in salt for salt in salts)
-    assert keys.salt("Bearer alpha") == keys.salt("Bearer alpha")
+    assert keys.salt(b"Bearer alpha") == keys.salt(b"Bearer alpha")
 
 
-WRONG = [None, "", "Bearer", "Bearer ", "Bearer alph", "Bearer alphaa", "Basic alpha", "alpha", "Bearer \udcff"]
+WRONG = [None, b"", b"Bearer", b"Bearer ", b"Bearer alph", b"Bearer alphaa", b"Basic alpha", b"alpha", b"Bearer \xff"]
 
 
 @pytest.mark.parametrize("header", WRONG)
@@ -38,7 +38,7 @@ def test_every_key_is_compared_whatever_the_first_says(monkeypatch):
     real = hmac.compare_digest
     monkeypatch.setattr(security.hmac, "compare_digest", lambda a, b: seen.append(a) or real(a, b))
     keys = Keys("a,b,c,d")
-    keys.salt("Bearer a")
+    keys.salt(b"Bearer a")
     assert len(seen) == 4
 
 
@@ -46,15 +46,15 @@ def test_key_file_is_read_again(tmp_path, monkeypatch):
     file = tmp_path / "keys"
     file.write_text("# ours\nfirst\n\nsecond # of the batch job\n")
     keys = Keys("", file)
-    assert keys.salt("Bearer second")
-    assert keys.salt("Bearer third") is None
+    assert keys.salt(b"Bearer second")
+    assert keys.salt(b"Bearer third") is None
     file.write_text("third\n")
     os.utime(file, ns=(1, 1))
     monkeypatch.setattr(security, "RELOAD_SECONDS", 0.0)
-    assert keys.salt("Bearer third")
-    assert keys.salt("Bearer first") is None
+    assert keys.salt(b"Bearer third")
+    assert keys.salt(b"Bearer first") is None
     file.unlink()
-    assert keys.salt("Bearer third"), "an unreadable file keeps the keys there are"
+    assert keys.salt(b"Bearer third"), "an unreadable file keeps the keys there are"
 
 
 def test_a_key_file_that_cannot_be_read_is_told_with_its_flag(tmp_path, monkeypatch):
@@ -68,7 +68,7 @@ def test_a_key_file_that_cannot_be_read_is_told_with_its_flag(tmp_path, monkeypa
     keys = Keys("", file)
     monkeypatch.setattr(security, "RELOAD_SECONDS", 0.0)
     file.write_bytes(b"\xff\xfe\xff")
-    assert keys.salt("Bearer first"), "what is no text keeps the keys there are"
+    assert keys.salt(b"Bearer first"), "what is no text keeps the keys there are"
 
 
 def test_an_emptied_key_file_locks_out(tmp_path):
@@ -77,7 +77,7 @@ def test_an_emptied_key_file_locks_out(tmp_path):
     keys = Keys("", file)
     assert keys.required
     assert keys.salt(None) is None
-    assert keys.salt("Bearer ") is None
+    assert keys.salt(b"Bearer ") is None
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])
