@@ -35,12 +35,13 @@ class Limits:
 
 
 def refusal(submit: Submit, limits: Limits, num_waiting: int, waiting_tokens: int) -> Rejected | None:
-    """Why a request is not taken, or None."""
+    """Why a request is not taken, or None. `num_waiting`: requests that wait for their first step.
+
+    The bounds of the queue are for new requests: one that was taken before and lost its worker is taken up again.
+    """
     found = _bad_ids(submit, limits) or _bad_retention(submit, limits) or _too_long(submit, limits)
-    if found is None and num_waiting + submit.n > limits.max_waiting:
-        found = ("queue_full", f"{num_waiting} requests wait already; send it again in a moment", None)
-    if found is None and waiting_tokens and waiting_tokens + len(submit.prompt) > limits.max_waiting_tokens:
-        found = ("queue_tokens", f"{waiting_tokens} prompt tokens wait already; send it again in a moment", None)
+    if found is None and submit.attempt == 1:
+        found = _queue_full(submit, limits, num_waiting, waiting_tokens)
     if found is None:
         return None
     reason, message, param = found
@@ -48,6 +49,14 @@ def refusal(submit: Submit, limits: Limits, num_waiting: int, waiting_tokens: in
 
 
 _Finding = tuple[str, str, str | None]
+
+
+def _queue_full(submit: Submit, limits: Limits, num_waiting: int, waiting_tokens: int) -> _Finding | None:
+    if num_waiting >= limits.max_waiting:
+        return "queue_full", f"{num_waiting} requests wait already; send it again in a moment", None
+    if waiting_tokens and waiting_tokens + len(submit.prompt) > limits.max_waiting_tokens:
+        return "queue_tokens", f"{waiting_tokens} prompt tokens wait already; send it again in a moment", None
+    return None
 
 
 def _bad_ids(submit: Submit, limits: Limits) -> _Finding | None:

@@ -67,8 +67,8 @@ class Engine:
             self._drop(old)
         if self.draining:
             return Rejected(submit.request, submit.attempt, "draining", "the worker is shutting down")
-        waiting = self.scheduler.num_waiting
-        refused = refusal(submit, self.limits, waiting, self.scheduler.num_waiting_tokens if waiting else 0)
+        waiting_tokens = self.scheduler.num_waiting_tokens if self.scheduler.num_waiting else 0
+        refused = refusal(submit, self.limits, self.scheduler.num_waiting_requests, waiting_tokens)
         if refused is not None:
             return refused
         group = Group(submit, time.monotonic())

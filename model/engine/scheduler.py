@@ -42,6 +42,7 @@ class Scheduler:
         self.num_waiting_tokens = 0
         self.max_chunk = token_budget  # tests cut prompts smaller
         self._waiting: list[_Waiting] = []
+        self._not_started: set[Group] = set()
         self._deadlines: list[tuple[float, int, Group]] = []
         self._most_deadlines = _DEADLINES
         self._suspects: list[Group] = []
@@ -57,6 +58,11 @@ class Scheduler:
         """Sequences that wait for blocks or for their turn."""
         return len(self._waiting)
 
+    @property
+    def num_waiting_requests(self) -> int:
+        """Requests that no step has worked on yet; a preempted or forked sequence is none."""
+        return len(self._not_started)
+
     def waiting(self) -> Iterator[Sequence]:
         """The waiting sequences, in no particular order."""
         return (entry.sequence for entry in self._waiting)
@@ -64,6 +70,7 @@ class Scheduler:
     def open(self, group: Group) -> None:
         """A new request: let its sequences wait, watch its deadline."""
         submit = group.submit
+        self._not_started.add(group)
         if submit.alone:
             self._suspects.append(group)
         if submit.queue_timeout is not None:
@@ -88,6 +95,8 @@ class Scheduler:
     def remove(self, sequence: Sequence) -> None:
         """Take a finished or cancelled sequence out; its blocks are free."""
         sequence.finished = True
+        if all(one.finished for one in sequence.group.sequences):
+            self._not_started.discard(sequence.group)
         if sequence in self.running:
             self.running.remove(sequence)
             self.residence.leave(sequence)
@@ -202,6 +211,7 @@ class Scheduler:
             self.num_waiting_tokens -= entry.tokens
             if not sequence.group.started:
                 sequence.group.started = now
+                self._not_started.discard(sequence.group)
             self.running.append(sequence)
             self.residence.entered(sequence)
             budget -= self._row(sequence, count)
@@ -271,5 +281,7 @@ class Scheduler:
     def check(self) -> None:
         """Raise AssertionError unless the pool agrees with what all sequences hold."""
         self.residence.pool.check(sequence.blocks for sequence in self.running)
+        if any(group.started or not group.num_open for group in self._not_started):
+            raise AssertionError("a request that has begun or ended is counted as waiting")
         if self.num_waiting_tokens != sum(entry.tokens for entry in self._waiting):
             raise AssertionError(f"{self.num_waiting_tokens} waiting tokens are counted, and others wait")

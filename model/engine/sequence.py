@@ -72,6 +72,8 @@ class TokenLog:
             return self._ids[start - self._base : stop - self._base]
         if stop <= len(self._head):
             return self._head[start:stop]
+        if self._base <= len(self._head):  # few were dropped, and the head has them
+            return self._head[start : self._base] + self._ids[: stop - self._base]
         raise LookupError(f"ids {start} to {stop} of a stream were dropped; it holds {self._base} onward")
 
     def copy(self) -> TokenLog:

@@ -71,7 +71,7 @@ def _resumed(group: Group, resume: Resume, residence: Residence, limits: Limits)
     sequence = _sequence(group, resume.choice, ids, base, head, residence, limits)
     sequence.state = SamplerState.start(submit.params, submit.prompt, resume.tail, resume.counts)
     sequence.num_output = resume.num_output_tokens
-    sequence.evicted = num_evicted(len(sequence.log) - 1, submit.retention)
+    sequence.evicted = num_evicted(len(sequence.log) - 1, submit.retention)  # counted in a life before
     sequence.reported_first = resume.num_output_tokens > 0
     sequence.preempted = True
     return sequence

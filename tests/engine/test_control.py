@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from model.protocol import Accepted, Rejected, Retention, SamplingParams
+from model.protocol import Accepted, Cancel, Rejected, Retention, SamplingParams
 from tests.engine.fake import VOCABULARY, Bench, Truth, prompt_of
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20)
@@ -137,7 +137,24 @@ def test_the_queue_has_limits():
     assert bench.submit("b", prompt_of(4)).reason == "queue_tokens"
     bench.step()
     assert isinstance(bench.submit("c", prompt_of(5), n=3), Accepted)
-    assert bench.submit("d", prompt_of(5), n=3).reason == "queue_full"
+    assert isinstance(bench.submit("d", prompt_of(5)), Accepted)
+    assert isinstance(bench.submit("e", prompt_of(5)), Accepted)
+    assert bench.submit("f", prompt_of(5)).message == "3 requests wait already; send it again in a moment"
+    assert isinstance(bench.submit("g", prompt_of(50), attempt=2), Accepted), "it was taken once: it lost its worker"
+    bench.run()
+
+
+def test_choices_that_wait_for_their_turn_are_no_requests_that_wait():
+    bench = Bench(max_waiting=2, max_sequences=2)
+    assert isinstance(bench.submit("a", prompt_of(4), n=9), Accepted)
+    for _ in range(3):
+        bench.step()
+    assert bench.scheduler.num_waiting == 7
+    assert isinstance(bench.submit("b", prompt_of(4)), Accepted)
+    assert isinstance(bench.submit("c", prompt_of(4)), Accepted)
+    assert bench.submit("d", prompt_of(4)).reason == "queue_full"
+    bench.engine.cancel(Cancel("b"))
+    assert isinstance(bench.submit("d", prompt_of(4)), Accepted)
     bench.run()
 
 

@@ -4,9 +4,10 @@ import gc
 
 import pytest
 
+from app.ledger import Ledger
 from model.engine.sequence import Group, Sequence
 from model.protocol import Cancel, Failed, Resume, Retention, SamplingParams
-from tests.engine.fake import VOCABULARY, Bench, FakeDecoder, Truth, prompt_of
+from tests.engine.fake import LAYER_WINDOWS, NONE, VOCABULARY, Bench, FakeDecoder, Truth, prompt_of
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20)
 SINKS = Retention("sinks", 3, 16)
@@ -154,6 +155,38 @@ def test_taken_up_on_another_worker(retention, delivered, bounded):
     assert bench.counters.replayed_tokens > 0
     if kept and retention.policy != "restart":
         assert bench.counters.prompt_tokens_computed < reach + 20
+
+
+@pytest.mark.parametrize(
+    "retention",
+    [NONE, Retention("sinks", 3, 16), Retention("sinks", 9, 16), Retention("window", 0, 7), Retention("restart", 7, 9)],
+    ids=lambda retention: f"{retention.policy}-{retention.sink_tokens}-{retention.window}",
+)
+@pytest.mark.parametrize("length", [1, 6])
+def test_taken_up_after_any_token_from_what_the_ledger_holds(retention, length):
+    """The worker may die after any token; what it knew of the stream is what the front end's ledger says."""
+    prompt = prompt_of(length)
+    params = SamplingParams(temperature=0.9, seed=4, max_tokens=130, ignore_eos=True)
+    whole = Truth(retention).stream(prompt, params)
+    ledger = Ledger(0, length, retention, LAYER_WINDOWS, 4)
+    undisturbed = Bench()
+    undisturbed.submit("a", prompt, params=params, retention=retention)
+    undisturbed.run()
+    for delivered, token in enumerate(whole[:-1], 1):
+        ledger.append(token)
+        bench = Bench()
+        bench.told["a", 0].tokens += whole[:delivered]
+        resume = ledger.resume()
+        bench.submit("a", prompt, attempt=2, params=params, retention=retention, resume=(resume,))
+        while len(bench.tokens("a")) == delivered:
+            bench.step()
+        if delivered % 16 == 0:
+            bench.run()
+            assert bench.tokens("a") == whole
+            before = undisturbed.told["a", 0].rows[delivered - 1].evicted
+            assert bench.counters.tokens_evicted == undisturbed.counters.tokens_evicted - before, "each in one life"
+            assert bench.told["a", 0].rows[-1].evicted == undisturbed.told["a", 0].rows[-1].evicted
+        assert bench.tokens("a")[delivered] == whole[delivered], delivered
 
 
 def test_sinks_that_lie_in_the_output_are_taken_up_too():
