@@ -9,8 +9,8 @@ from collections.abc import Sequence as Seq
 from model.engine.block_pool import BlockPool
 from model.engine.prefix_cache import Chain, PrefixCache
 from model.engine.retention import (
+    first_loss,
     first_needed_block,
-    is_clean,
     num_evicted,
     num_sink_blocks,
     replay_reach,
@@ -235,7 +235,9 @@ class Residence:
     def _tag(self, sequence: Sequence, end: int) -> tuple[int, int] | None:
         """What a block that ends at position `end` depends on beside its ids."""
         retention = sequence.group.submit.retention
-        return None if is_clean(end, retention) else (sequence.sinks, retention.window)
+        if not sliding(retention) or end <= first_loss(retention, self._layer_windows):
+            return None
+        return sequence.sinks, retention.window
 
     def _count_evicted(self, sequence: Sequence) -> None:
         """Keep the running total of tokens that the next query cannot see any more."""

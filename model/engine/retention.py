@@ -35,14 +35,21 @@ def first_needed_block(position: int, window: int, block_size: int) -> int:
 
 def num_evicted(position: int, retention: Retention) -> int:
     """How many of the tokens before `position` the query there cannot see."""
+    if retention.policy == "restart":
+        return segment_start(position, retention.sink_tokens, retention.window) - retention.sink_tokens
     if not sliding(retention):
         return 0
     return max(0, position - sinks_of(retention) - (retention.window - 1))
 
 
-def is_clean(end: int, retention: Retention) -> bool:
-    """Whether no query before position `end` has lost a key, so that the block's content is everybody's."""
-    return not sliding(retention) or end <= sinks_of(retention) + retention.window
+def first_loss(retention: Retention, layer_windows: Sequence[int]) -> int:
+    """The first position whose query sees other keys than it would without retention, in some layer.
+
+    That is where its first key falls out, at sinks + window; or earlier, where a layer's own trained window lies
+    between the two: there the sinks are seen that the trained mask hides. `layer_windows`: 0 for none.
+    """
+    sinks, window = sinks_of(retention), retention.window
+    return min([sinks + window, *(own for own in layer_windows if window < own < sinks + window)])
 
 
 def replay_reach(retention: Retention, layer_windows: Sequence[int]) -> int:

@@ -61,9 +61,9 @@ class Recorder:
         runner.decoder = SimpleNamespace(run=decode)
         runner.run = run
 
-    def submit(self, name, prompt, retention=NONE, seed=3, tokens=OUTPUT):
+    def submit(self, name, prompt, retention=NONE, seed=3, tokens=OUTPUT, salt=""):
         params = SamplingParams(temperature=0.7, seed=seed, max_tokens=tokens, ignore_eos=True)
-        self.engine.submit(Submit(name, 1, prompt, params, retention))
+        self.engine.submit(Submit(name, 1, prompt, params, retention, salt=salt))
         self.ids[name] = []
 
     def step(self):
@@ -199,4 +199,22 @@ def test_on_a_prefix_hit(recorder, alone, kind, prompt, retention):
     recorder.run()
     assert recorder.counted("prefix_hits") - hits >= len(prompt) - 16
     assert recorder.counted("prompt_tokens_computed") - computed <= 16
+    same(recorder, "x", alone, kind)
+
+
+OTHERS = [NONE, SINKS, Retention("sinks", 7, 32), Retention("sinks", 4, 40), Retention("sinks", 0, 40)]
+
+
+@pytest.mark.parametrize("first", OTHERS, ids=lambda retention: f"{retention.policy}-{retention.sink_tokens}")
+@pytest.mark.parametrize(("kind", "prompt", "retention"), CASES, ids=["plain", "sinks"])
+def test_on_a_prefix_that_another_policy_left(recorder, alone, kind, prompt, retention, first):
+    """What was computed before the first eviction has the same bits under every policy."""
+    recorder.engine._residence._use_prefixes = True
+    salt = f"{kind} after {first}"
+    recorder.submit("first", prompt, first, tokens=1, salt=salt)
+    recorder.run()
+    hits = recorder.counted("prefix_hits")
+    recorder.submit("x", prompt, retention, salt=salt)
+    recorder.run()
+    assert recorder.counted("prefix_hits") - hits >= 32
     same(recorder, "x", alone, kind)

@@ -176,6 +176,22 @@ def test_policies_share_what_none_of_them_has_lost_yet_and_nothing_else():
         assert bench.counters.prefix_hits - hits == clean, name
 
 
+@pytest.mark.parametrize("sinks", [0, 1, 3, 6])
+@pytest.mark.parametrize("window", [7, 8, 12])
+def test_nothing_is_shared_where_sinks_show_what_a_trained_window_hides(sinks, window):
+    """One layer was trained with a window of 9: a stream's own window may end before it, and its sinks behind it."""
+    assert 9 in LAYER_WINDOWS
+    prompt = prompt_of(41, seed=3)
+    params = SamplingParams(temperature=0, max_tokens=12)
+    retention = Retention("sinks", sinks, window)
+    bench = Bench(num_blocks=200)
+    for name, policy in (("a", retention), ("b", NONE), ("c", retention), ("d", Retention("sinks", 2, 8)), ("e", NONE)):
+        bench.submit(name, prompt, params=params, retention=policy)
+        bench.run()
+        assert bench.tokens(name) == expected(prompt, policy, params), name
+    assert bench.counters.prefix_hits > 0
+
+
 def test_keys_part_prefixes():
     prompt = prompt_of(32, seed=8)
     bench = Bench()

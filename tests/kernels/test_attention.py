@@ -150,6 +150,26 @@ def test_splits_over_threads_change_no_bit(served, policy):
     assert torch.equal(alone[0], chunk[-1])
 
 
+@pytest.mark.parametrize("rule", ["plain", "alibi"])
+@pytest.mark.parametrize(("sinks", "window"), [(4, 700), (300, 404)])
+@pytest.mark.parametrize("news", [1, 300])
+def test_before_the_first_eviction_the_bits_are_those_without_retention(served, rule, sinks, window, news):
+    """Up to position sinks + window - 1 a query sees all keys, under any policy: its row must not tell which."""
+    lengths = (704 + min(news, 40) - 1, 500)  # the first one's last queries see less
+    torch.manual_seed(3)
+    table = torch.randn(sum(lengths), 15 * 64)
+    probe = attention(served, 9, 3, 64, rule, table)
+    for these in (lengths, lengths[:1]):  # in company, and cut over the threads
+        rows = [news] * len(these)
+        plain = results(served, probe, ragged(these, rows, 16))
+        kept = results(served, probe, ragged(these, rows, 16, sinks=sinks, window=window))
+        seen_by_all = torch.cat([torch.arange(n - news, n) < sinks + window for n in these])
+        same = (plain == kept).all(dim=1)
+        assert same[seen_by_all].all()
+        if news > 1:
+            assert not same[~seen_by_all].any()
+
+
 def test_float16_keys_and_values_cost_little(served, reference):
     torch.manual_seed(3)
     table = torch.randn(600, 15 * 64).to(torch.bfloat16).to(torch.float32)

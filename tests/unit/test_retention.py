@@ -6,8 +6,8 @@ import math
 import pytest
 
 from model.engine.retention import (
+    first_loss,
     first_needed_block,
-    is_clean,
     max_blocks,
     num_evicted,
     num_sink_blocks,
@@ -39,11 +39,21 @@ def test_what_is_freed_is_what_nobody_sees(retention, size):
         assert num_evicted(position, retention) == position + 1 - len(seen(position, retention))
 
 
+def seen_in_layer(position, own, retention):
+    """A layer whose own window is smaller keeps its trained mask; `own` 0 is none, `retention` None too."""
+    if retention is not None and (not own or retention.window < own):
+        return seen(position, retention)
+    return {j for j in range(position + 1) if not own or j > position - own}
+
+
 @pytest.mark.parametrize("retention", CASES)
-def test_clean_until_a_query_has_lost_a_key(retention):
-    for end in range(1, 60):
-        lost = any(len(seen(p, retention)) < p + 1 for p in range(end))
-        assert is_clean(end, retention) == (not lost)
+@pytest.mark.parametrize("layers", [(0,), (0, 6), (10, 0), (14, 16), (18,), (3, 40)])
+def test_the_first_loss_is_where_a_layer_sees_other_keys_than_without_retention(retention, layers):
+    differ = [any(seen_in_layer(p, own, retention) != seen_in_layer(p, own, None) for own in layers) for p in range(80)]
+    first = first_loss(retention, layers)
+    assert not any(differ[:first])
+    if any(differ):
+        assert differ[first], "not a position too early"
 
 
 @pytest.mark.parametrize("retention", CASES)
@@ -89,8 +99,9 @@ def test_segments_of_restart(sinks, window):
 
 
 def test_nothing_falls_out_without_a_sliding_policy():
-    for policy, position in itertools.product(("none", "restart"), (0, 5000)):
+    for policy, position in itertools.product(("none", "restart"), (0, 19)):
         retention = Retention(policy, 4, 16)
         assert num_evicted(position, retention) == 0
         assert num_sink_blocks(retention, 4) == 0
-        assert is_clean(position, retention)
+    assert num_evicted(5000, Retention("none")) == 0
+    assert num_evicted(20, Retention("restart", 4, 16)) == segment_start(20, 4, 16) - 4

@@ -161,7 +161,10 @@ void look(const Work& work, Seen& seen) {
     seen.all_sinks = {0, 0};
     for (int64_t i = 0; i < n; ++i) {
         const int64_t p = work.batch.positions[work.unit.first + i];
-        const Range recent = recent_keys(work.view, held, p), sinks{0, std::min(work.view.sinks, p + 1)};
+        // A query from which nothing has fallen out is computed as if there were no retention, with its very bits.
+        const bool whole = held == 0 && sees_all(work.view, p);
+        const Range recent = whole ? Range{0, p + 1} : recent_keys(work.view, held, p);
+        const Range sinks{0, whole ? 0 : std::min(work.view.sinks, p + 1)};
         seen.recent[i] = recent;
         seen.sinks[i] = sinks;
         seen.from[i] = static_cast<float>(p);

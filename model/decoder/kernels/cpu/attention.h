@@ -102,4 +102,7 @@ struct View {
 };
 View view_of(const Batch& batch, const Attention& attention, int64_t sequence);
 
+// Whether no key has fallen out of what a query at `position` sees.
+inline bool sees_all(const View& view, int64_t position) { return position < view.sinks + view.window; }
+
 }  // namespace es

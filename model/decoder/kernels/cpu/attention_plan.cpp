@@ -14,7 +14,7 @@ constexpr int64_t kRows = 48;
 void add_units(const Batch& batch, const Attention& a, bool apart, const Unit& whole, Plan& plan) {
     const View view = view_of(batch, a, whole.sequence);
     const int64_t first = batch.positions[whole.first], last = batch.positions[whole.first + whole.count - 1];
-    const int64_t begin = std::max({first - view.window + 1, view.sinks, int64_t{0}}), end = last + 1;
+    const int64_t begin = sees_all(view, first) ? 0 : std::max(first - view.window + 1, view.sinks), end = last + 1;
     Unit unit = whole;
     unit.cost = static_cast<double>(whole.count) * static_cast<double>(end - begin + view.sinks + 64);
     // While a stream is replayed its first keys are not there: then some of the splits find nothing to do.
