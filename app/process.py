@@ -24,6 +24,7 @@ from model.config import EngineConfig
 
 WORKER = (sys.executable, "-m", "model.worker")
 UNUSABLE = 3  # the exit code of a worker that says in one sentence why it cannot serve
+_PROGRESS = (7, 9, 11, 12)  # minflt, majflt, utime, stime of proc(5), counted from the state
 _SECRETS = ("EVERSTREAM_API_KEYS",)
 
 
@@ -75,6 +76,18 @@ class Launched:
         """End the process at once, also a stopped one."""
         if self.process.poll() is None:
             self.process.kill()
+
+    def progress(self) -> tuple[int, ...] | None:
+        """What the kernel counted of the process: page faults, CPU time. It stands still while the process does.
+
+        None where there is no /proc to tell.
+        """
+        try:
+            text = Path(f"/proc/{self.process.pid}/stat").read_text()
+        except OSError:
+            return None
+        fields = text.rpartition(")")[2].split()
+        return tuple(int(fields[place]) for place in _PROGRESS)
 
     def close(self) -> None:
         """Close the listening socket and remove its folder; the connection made over it lives on."""

@@ -1,11 +1,12 @@
 """Starts, watches and replaces worker processes, and hands requests to those that are up.
 
-Knows processes, heartbeats and loads; does not know text or HTTP. A worker that is silent for 5 s, or
-whose step lasts longer than max(30 s, 20 x its median step), is ended and replaced; requests placed while
-nobody is up wait here until somebody is.
+Knows processes, lives and loads; does not know text or HTTP. A worker that hangs is ended and replaced; requests
+placed while nobody is up wait here until somebody is. A start fails where no worker comes up; once one has served,
+every failure is only a reason to try again.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -14,21 +15,21 @@ from typing import Protocol
 
 from app.process import WORKER, Launched
 from app.routing import PrefixRouter
+from app.watching import Loading, hung
 from app.worker_client import Inbox, Lost, WorkerClient
 from model.config import EngineConfig
-from model.protocol import VERSION, Ready, Stats, Step, Submit
+from model.protocol import VERSION, Beat, Ready, Stats, Step, Submit
 from model.wire import AsyncConnection, ConnectionClosed
 
 log = logging.getLogger("everstream.supervisor")
 
-SILENCE_SECONDS = 5.0
-STEP_SECONDS = 30.0
-STEP_MEDIANS = 20.0
 CHECK_SECONDS = 0.25
 LAST_WORDS_SECONDS = 5.0  # for a worker that cannot serve to end by itself: unloading torch takes its time
 HANG_UP_SECONDS = 0.5  # for one that served: its streams wait
 BACKOFF_SECONDS = 0.1
 MAX_BACKOFF_SECONDS = 10.0
+MAX_BACKOFF_BESIDE_SECONDS = 60.0  # while others serve: they need the seconds of CPU that a start takes
+LIVED_SECONDS = 3.0  # a life of this length was worth its start, also without a token
 HOPELESS_STARTS = 5
 
 
@@ -46,15 +47,22 @@ class PoolObserver(Protocol):
 
 @dataclass
 class Slot:
-    """One place for a worker; `client` is None while its process loads or is being replaced."""
+    """One place for a worker; `client` is None while its process loads or is being replaced.
+
+    `hung`: why the life there is now is being ended. `refusal`: why there is no worker here, where one was to be.
+    `failures`: starts in a row that came to nothing; `fruitless`: lives in a row that did.
+    """
 
     number: int
     config: EngineConfig
     launched: Launched | None = None
+    loading: Loading | None = None
     client: WorkerClient | None = None
+    hung: str = ""
+    refusal: str = ""
+    failures: int = 0
     fruitless: int = 0
     restarts: int = 0
-    stuck: bool = False
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
 
@@ -76,7 +84,8 @@ class Supervisor:
             slot.launched = process
         self._router = PrefixRouter()
         self._parked: list[tuple[Submit, Inbox]] = []
-        self._stopping = False
+        self._halt = asyncio.Event()
+        self._served = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
         self._up: asyncio.Future[None] | None = None
 
@@ -105,7 +114,7 @@ class Supervisor:
         return sum(slot.restarts for slot in self._slots)
 
     async def start(self) -> None:
-        """Start every worker and wait until all are up. Raises StartFailed with a sentence."""
+        """Start every worker and wait until each is up or has failed. Raises StartFailed where none comes up."""
         self._up = asyncio.get_running_loop().create_future()
         for slot in self._slots:
             slot.task = asyncio.create_task(self._keep(slot), name=f"worker-{slot.number}")
@@ -114,7 +123,8 @@ class Supervisor:
 
     async def stop(self) -> None:
         """End every worker; those that do not go within 2 s are killed."""
-        self._stopping = True
+        self._halt.set()
+        self._served.set()
         if self._watcher is not None:
             self._watcher.cancel()
         for slot in self._slots:
@@ -141,11 +151,12 @@ class Supervisor:
         clients[self._router.choose(submit.prompt, submit.salt, loads)].submit(submit, inbox)
 
     def _clients(self) -> list[WorkerClient]:
-        return [s.client for s in self._slots if s.client is not None and s.client.alive and not s.stuck]
+        return [s.client for s in self._slots if s.client is not None and s.client.alive and not s.hung]
 
     async def _keep(self, slot: Slot) -> None:
         """Keep one slot filled until the service stops."""
-        while not self._stopping:
+        while not self._halt.is_set():
+            slot.hung = slot.refusal = ""
             try:
                 if slot.launched is None:
                     slot.launched = Launched(slot.config, self._command)
@@ -159,31 +170,43 @@ class Supervisor:
                 slot.launched.kill()
                 slot.launched.close()
                 slot.launched = None
-            if not self._stopping:
+            if slot.refusal:
+                await self._served.wait()  # it is tried again only where the others show that the service can be
+            if not self._halt.is_set():
+                if slot.refusal:
+                    log.error("worker did not start: %s", slot.refusal, extra={"worker": slot.number})
                 slot.restarts += 1
                 self._observer.worker_restarted(slot.number)
-                await asyncio.sleep(min(BACKOFF_SECONDS * 2**slot.fruitless, MAX_BACKOFF_SECONDS))
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._halt.wait(), _backoff(slot.fruitless, bool(self._clients())))
 
     async def _live(self, slot: Slot, launched: Launched) -> None:
         """One life: connect, serve, die."""
         exited = asyncio.ensure_future(asyncio.wrap_future(launched.exited))
+        slot.loading = Loading(launched.progress)
         greeting = asyncio.create_task(self._greet(slot, launched))
         await asyncio.wait((exited, greeting), return_when=asyncio.FIRST_COMPLETED)
         if not greeting.done():
             greeting.cancel()
         client = None if greeting.cancelled() or not greeting.done() else greeting.result()
+        slot.loading = None
         if client is None:
-            self._failed(slot, launched.last_words(await _ended(launched, exited, LAST_WORDS_SECONDS)))
+            words = launched.last_words(await _ended(launched, exited, LAST_WORDS_SECONDS))
+            self._failed(slot, f"the worker was ended: {slot.hung}" if slot.hung else words)
             return
-        slot.client, slot.stuck = client, False
+        slot.client, slot.failures = client, 0
         log.info("worker ready", extra={"worker": slot.number, "pid": launched.process.pid})
         self._arrived()
-        await client.run()
-        slot.client = None
-        self._observer.worker_ended(slot.number)
-        code = await exited if self._stopping else await _ended(launched, exited, HANG_UP_SECONDS)
-        slot.fruitless = 0 if client.stats.steps else slot.fruitless + 1
-        if not self._stopping:
+        began = time.monotonic()
+        try:
+            await client.run()
+        finally:
+            slot.client = None
+            self._observer.worker_ended(slot.number)
+        code = await exited if self._halt.is_set() else await _ended(launched, exited, HANG_UP_SECONDS)
+        worth = client.stats.tokens_sampled or time.monotonic() - began >= LIVED_SECONDS
+        slot.fruitless = 0 if worth else slot.fruitless + 1
+        if not self._halt.is_set():
             log.error("worker lost: %s", launched.last_words(code), extra={"worker": slot.number})
 
     async def _greet(self, slot: Slot, launched: Launched) -> WorkerClient | None:
@@ -194,6 +217,10 @@ class Supervisor:
         connection = AsyncConnection(*await asyncio.open_unix_connection(sock=peer))
         try:
             message = await connection.receive()
+            while isinstance(message, Beat):
+                if slot.loading is not None:
+                    slot.loading.beat()
+                message = await connection.receive()
         except ConnectionClosed:
             connection.close()
             return None
@@ -210,27 +237,40 @@ class Supervisor:
         return WorkerClient(slot.number, connection, message, self._observer.worker_step)
 
     def _arrived(self) -> None:
-        if self._up is not None and not self._up.done() and all(s.client is not None for s in self._slots):
-            self._up.set_result(None)
+        self._served.set()
+        self._decide()
         parked, self._parked = self._parked, []
         for submit, inbox in parked:
             if not inbox.closed:
                 self.place(submit, inbox)
 
     def _failed(self, slot: Slot, sentence: str) -> None:
-        """A start that came to nothing: fatal the first time, later a reason to wait longer."""
+        """A start that came to nothing: a reason to wait longer; at the first start one to give up.
+
+        Not so one that hung: that may have been the machine, and is tried again a few times.
+        """
+        slot.loading = None
         slot.fruitless += 1
-        if self._stopping:
-            return
-        if self._up is not None and not self._up.done():
-            self._stopping = True
-            self._up.set_exception(StartFailed(sentence))
-            return
-        log.error("worker did not start: %s", sentence, extra={"worker": slot.number})
-        if all(s.client is None and s.fruitless >= HOPELESS_STARTS for s in self._slots):
+        slot.failures += 1
+        if not slot.hung or slot.failures >= HOPELESS_STARTS:
+            slot.refusal = sentence
+        self._decide()
+        if all(s.client is None and s.failures >= HOPELESS_STARTS for s in self._slots):
             parked, self._parked = self._parked, []
             for _, inbox in parked:
                 inbox.put(Lost(in_step=False, final=True))
+
+    def _decide(self) -> None:
+        """End the start once every worker is up or has failed; it fails where none is up, nor ever was."""
+        undecided = any(slot.client is None and not slot.refusal for slot in self._slots)
+        if undecided or self._up is None or self._up.done() or self._halt.is_set():
+            return
+        if self._clients():
+            self._up.set_result(None)
+        elif not self._served.is_set():
+            self._halt.set()
+            self._served.set()
+            self._up.set_exception(StartFailed(next(slot.refusal for slot in self._slots)))
 
     async def _watch(self) -> None:
         """End workers that are silent or stuck in a step; not when the front end itself has slept."""
@@ -238,15 +278,25 @@ class Supervisor:
             before = time.monotonic()
             await asyncio.sleep(CHECK_SECONDS)
             if time.monotonic() - before > CHECK_SECONDS + 1.0:
-                for client in self._clients():
-                    client.last_heard = time.monotonic()
+                for slot in self._slots:
+                    if slot.loading is not None:
+                        slot.loading.beat()
+                    elif slot.client is not None:
+                        slot.client.last_heard = time.monotonic()
                 continue
             for slot in self._slots:
-                reason = _stuck(slot.client) if slot.client is not None and not slot.stuck else ""
-                if reason and slot.launched is not None:
-                    slot.stuck = True
-                    log.error("worker replaced: %s", reason, extra={"worker": slot.number})
-                    slot.launched.kill()
+                self._look_at(slot)
+
+    def _look_at(self, slot: Slot) -> None:
+        if slot.hung or slot.launched is None:
+            return
+        if slot.loading is not None:
+            slot.hung = slot.loading.hung()
+        elif slot.client is not None:
+            slot.hung = hung(slot.client)
+        if slot.hung:
+            log.error("worker replaced: %s", slot.hung, extra={"worker": slot.number})
+            slot.launched.kill()
 
 
 async def _ended(launched: Launched, exited: "asyncio.Future[int]", patience: float) -> int:
@@ -256,11 +306,7 @@ async def _ended(launched: Launched, exited: "asyncio.Future[int]", patience: fl
     return await exited
 
 
-def _stuck(client: WorkerClient) -> str:
-    silence = time.monotonic() - client.last_heard
-    if silence > SILENCE_SECONDS:
-        return f"it was silent for {silence:.1f} s"
-    limit = max(STEP_SECONDS, STEP_MEDIANS * client.median_step_seconds)
-    if client.step_seconds > limit:
-        return f"its step has lasted {client.step_seconds:.1f} s, the limit is {limit:.1f} s"
-    return ""
+def _backoff(fruitless: int, others: bool) -> float:
+    """Seconds before the next start after so many lives that came to nothing; `others`: some worker serves."""
+    longest = MAX_BACKOFF_BESIDE_SECONDS if others else MAX_BACKOFF_SECONDS
+    return min(BACKOFF_SECONDS * 2.0 ** min(fruitless, 30), longest)

@@ -24,7 +24,7 @@ from app.process import Launched
 from app.text.tokenizer import Tokenizer, load_tokenizer
 from bench.overhead import cpu_clock, server
 from bench.serve import Work, ask, prompts
-from model.protocol import Failed, Ready, Rejected, SamplingParams, Step, Submit
+from model.protocol import Beat, Failed, Ready, Rejected, SamplingParams, Step, Submit
 from model.wire import AsyncConnection
 
 NAME = "loss"
@@ -52,7 +52,8 @@ class Direct:
         """Wait until the worker is loaded. Raises SystemExit where it is not what it should be."""
         peer, _ = await asyncio.get_running_loop().sock_accept(launched.listener)
         connection = AsyncConnection(*await asyncio.open_unix_connection(sock=peer))
-        ready = await connection.receive()
+        while isinstance(ready := await connection.receive(), Beat):
+            pass
         if not isinstance(ready, Ready):
             raise SystemExit(f"the worker said {ready!r} where Ready was due")
         return cls(connection, launched.process.pid, tokenizer)

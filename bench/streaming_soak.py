@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from model.config import EngineConfig
-from model.protocol import Ready, Rejected, Retention, SamplingParams, Stats, Step, Submit
+from model.protocol import Beat, Ready, Rejected, Retention, SamplingParams, Stats, Step, Submit
 from model.wire import AsyncConnection
 
 FIRST = 2_000  # tokens after which memory must stay where it is
@@ -67,7 +67,8 @@ class Worker:
         )
         async with server:
             connection = await arrived.get()
-        ready = await connection.receive()
+        while isinstance(ready := await connection.receive(), Beat):
+            pass
         if not isinstance(ready, Ready):
             raise SystemExit("the worker did not come up")
         return cls(process, connection, ready)

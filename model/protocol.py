@@ -9,7 +9,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-VERSION = 1
+VERSION = 2
 
 MAX_PENALTY_RANGE = 1 << 16  # longest `penalty_range`, in tokens: what a stream remembers for it
 MAX_DRY_RANGE = 1 << 13  # longest `dry_range`; 0 means this
@@ -274,7 +274,10 @@ class Step(Struct, frozen=True, tag="step", omit_defaults=True):
 
 
 class Beat(Struct, frozen=True, tag="beat"):
-    """Sent by a thread of its own every 0.5 s. `step_seconds`: age of the step in flight, 0 when idle."""
+    """Sent by a thread of its own every 0.5 s, also before `Ready`, while the worker loads.
+
+    `step_seconds`: age of the step in flight, 0 when idle.
+    """
 
     steps: int
     step_seconds: float

@@ -135,11 +135,15 @@ def describe(
 
 
 class Heart:
-    """A thread that says every half second how old the step in flight is, so that a hung worker is noticed."""
+    """A thread that says every half second that the process lives, so that a hung worker is noticed.
 
-    def __init__(self, connection: BlockingConnection, engine: Engine) -> None:
+    From the first moment on, also while the model loads; `engine` is set once there is one, and the beats say how old
+    its step in flight is.
+    """
+
+    def __init__(self, connection: BlockingConnection) -> None:
+        self.engine: Engine | None = None
         self._connection = connection
-        self._engine = engine
         self._recent: collections.deque[float] = collections.deque(maxlen=256)
         self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
 
@@ -154,20 +158,24 @@ class Heart:
     def _run(self) -> None:
         while True:
             time.sleep(BEAT_SECONDS)
-            since = self._engine.in_flight_since
-            age = time.monotonic() - since if since else 0.0
-            recent = list(self._recent)
-            median = statistics.median(recent) if recent else 0.0
             try:
-                self._connection.send(Beat(self._engine.counters.steps, age, median))
+                self._connection.send(self._beat())
             except ConnectionClosed:
                 os._exit(0)  # nobody is left to work for, and the main thread may be deep in a step
 
+    def _beat(self) -> Beat:
+        if self.engine is None:
+            return Beat(0, 0.0, 0.0)
+        since = self.engine.in_flight_since
+        age = time.monotonic() - since if since else 0.0
+        recent = list(self._recent)
+        median = statistics.median(recent) if recent else 0.0
+        return Beat(self.engine.counters.steps, age, median)
 
-def serve(engine: Engine, connection: BlockingConnection) -> None:
+
+def serve(engine: Engine, connection: BlockingConnection, heart: Heart) -> None:
     """Work until the front end closes the connection, or asks to drain and everything is said."""
-    heart = Heart(connection, engine)
-    heart.start()
+    heart.engine = engine
 
     def begin(message: Begin) -> None:
         connection.send(message)
@@ -235,6 +243,8 @@ def main(arguments: list[str]) -> int:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.connect(config.socket)
     connection = BlockingConnection(sock)
+    heart = Heart(connection)
+    heart.start()
     try:
         engine, ready = build(config)
     except (checkpoint.CheckpointError, ValueError, OSError, MemoryError) as error:
@@ -245,7 +255,7 @@ def main(arguments: list[str]) -> int:
     gc.collect()  # its full rounds come by what is there beside the frozen: nothing now, so they come soon
     try:
         connection.send(ready)
-        serve(engine, connection)
+        serve(engine, connection, heart)
     except ConnectionClosed:
         return 0
     return 0

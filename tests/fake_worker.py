@@ -6,8 +6,10 @@ is the same engine inside the test's own process, for tests that need no process
 
 import argparse
 import asyncio
+import fcntl
 import os
 import select
+import signal
 import socket
 import sys
 import threading
@@ -27,9 +29,10 @@ from tests.fake_engine import Behaviour, FakeEngine
 
 def command(**behaviour) -> tuple[str, ...]:
     """The command line of a fake worker; the keywords are those of `Behaviour`, and
-    `marker`, `start_seconds`, `fail`, `fail_again`.
+    `marker`, `start_seconds`, `fail`, `fail_again`, `lives`.
 
     `marker`: a file; `die_at` and `long_step` only count while it does not exist, and the first life makes it.
+    `lives`: a file; each life takes its first line, and what stands there is how it starts (see `begin_life`).
     """
     options = [f"--{name.replace('_', '-')}={value if isinstance(value, str) else msgspec.json.encode(value).decode()}"
                for name, value in behaviour.items()]  # fmt: skip
@@ -77,7 +80,8 @@ class FakePool:
         begin = self.engine.begin()
         for request in begin.requests if begin else ():
             if request in self.inboxes:
-                self.inboxes[request].started = True
+                inbox = self.inboxes[request]
+                inbox.started = inbox.started or time.monotonic()
         for row in self.engine.step().rows:
             inbox = self.inboxes.get(row.request)
             if inbox is not None and inbox.attempt == row.attempt:
@@ -104,15 +108,23 @@ def beat(connection: BlockingConnection, engine: FakeEngine, state: dict[str, fl
             os._exit(0)
 
 
-def serve(config: EngineConfig, behaviour: Behaviour) -> None:
+def begin_life(lives: Path) -> str:
+    """How this life starts: `fail SENTENCE`, `die`, `stop` (as by a signal, still loading), or "" as any other."""
+    with lives.open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        line, *rest = file.read().split("\n", 1)
+        file.seek(0)
+        file.truncate()
+        file.write("".join(rest))
+    if line in ("die", "stop"):
+        os.kill(os.getpid(), signal.SIGKILL if line == "die" else signal.SIGSTOP)
+    return line.removeprefix("fail ")
+
+
+def serve(connection: BlockingConnection, engine: FakeEngine, state: dict[str, float]) -> None:
     """The loop of a worker: take what came, make a step, send it."""
-    sock = socket.socket(socket.AF_UNIX)
-    sock.connect(config.socket)
-    connection = BlockingConnection(sock)
-    engine = FakeEngine(config, behaviour, resident_bytes=50_000_000)
+    behaviour = engine.behaviour
     connection.send(engine.ready())
-    state = {"since": 0.0}
-    threading.Thread(target=beat, args=(connection, engine, state), daemon=True).start()
     while not (engine.draining and not engine.busy):
         for message in connection.receive(0 if engine.busy else None):
             for answer in engine.take(message):
@@ -142,23 +154,31 @@ def main() -> int:
     parser.add_argument("--start-seconds", type=float, default=0.0)
     parser.add_argument("--fail", default="", help="print this sentence and end as a worker that cannot serve")
     parser.add_argument("--fail-again", default="", help="like --fail, from the second life on (with --marker)")
+    parser.add_argument("--lives", default="")
     parser.add_argument("config")
     arguments = parser.parse_args()
-    time.sleep(arguments.start_seconds)
-    if arguments.fail:
-        print(arguments.fail, file=sys.stderr)
-        return 3
     given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     if arguments.marker:
         if Path(arguments.marker).exists() and arguments.fail_again:
-            print(arguments.fail_again, file=sys.stderr)
-            return 3
-        if Path(arguments.marker).exists():
+            arguments.fail = arguments.fail_again
+        elif Path(arguments.marker).exists():
             given = {name: value for name, value in given.items() if name not in ("die_at", "long_step")}
-        Path(arguments.marker).touch()
+        else:
+            Path(arguments.marker).touch()
+    config = msgspec.json.decode(arguments.config, type=EngineConfig)
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(config.socket)
+    connection = BlockingConnection(sock)
+    engine, state = FakeEngine(config, Behaviour(**given), resident_bytes=50_000_000), {"since": 0.0}
+    threading.Thread(target=beat, args=(connection, engine, state), daemon=True).start()
+    time.sleep(arguments.start_seconds)
+    refusal = arguments.fail or (begin_life(Path(arguments.lives)) if arguments.lives else "")
+    if refusal:
+        print(refusal, file=sys.stderr)
+        return 3
     try:
-        serve(msgspec.json.decode(arguments.config, type=EngineConfig), Behaviour(**given))
+        serve(connection, engine, state)
     except ConnectionClosed:
         return 0
     return 0

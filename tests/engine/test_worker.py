@@ -203,7 +203,7 @@ def test_it_dies_with_its_parent(default_model, short_folder):
             connection, _ = server.accept()
             with connection:
                 connection.settimeout(PATIENCE)
-                assert connection.recv(4)  # it is loaded
+                assert connection.recv(4)  # it loads, and says that it lives
                 parent.kill()
                 parent.wait()
                 begun = time.monotonic()
