@@ -199,8 +199,8 @@ async def run_until_signal(
     finally:
         starting.cancel()
         stopping.cancel()
-        await _end(server, serving)
-        await supervisor.stop()
+        # Both at once: who stops a container waits for a limited time, and most of it is the grace.
+        await asyncio.gather(_end(server, serving), supervisor.stop())
     return 0
 
 
@@ -261,6 +261,8 @@ def _show(settings: Settings, supervisor: Supervisor, revision: str, listener: s
     port = listener.getsockname()[1]
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     ready = [ready for _, ready, _ in supervisor.workers if ready is not None]
+    if not ready:  # the one that was up has died this very moment
+        return
     with contextlib.suppress(OSError):  # nobody reads standard output, or its disk is full
         banner.print_banner(f"http://{host}:{port}", ready, revision, asks_key=asks_key)
         sys.stdout.flush()

@@ -4,6 +4,7 @@ Knows OpenTelemetry and what the service tells its observer; imported only when 
 at a request's end from the times already taken, so a stream costs nothing more while it runs.
 """
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -18,6 +19,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from app.generation import Generation, ServiceObserver, Timings, Usage
 
 TRACES_PATH = "/v1/traces"
+FLUSH_SECONDS = 2.0
 
 
 class Tracing:
@@ -26,7 +28,10 @@ class Tracing:
     def __init__(self, following: ServiceObserver, model: str, endpoint: str, exporter: SpanExporter | None = None):
         """`endpoint`: the collector's address, with or without `/v1/traces`; `exporter` stands in for it in tests."""
         address = endpoint if endpoint.endswith(TRACES_PATH) else endpoint.rstrip("/") + TRACES_PATH
-        self._provider = TracerProvider(resource=Resource.create({"service.name": "everstream"}))
+        self._provider = TracerProvider(
+            resource=Resource.create({"service.name": "everstream"}),
+            shutdown_on_exit=False,  # it would wait for half a minute
+        )
         self._provider.add_span_processor(BatchSpanProcessor(exporter or OTLPSpanExporter(endpoint=address)))
         self._tracer = self._provider.get_tracer("everstream")
         self._model = model
@@ -71,8 +76,10 @@ class Tracing:
         span.end(max(start, end))
 
     def close(self) -> None:
-        """Send what is left; waits a moment for a collector that does not answer."""
-        self._provider.shutdown()
+        """Send what is left, for two seconds at most: a collector that does not answer holds up no end."""
+        flush = threading.Thread(target=self._provider.shutdown, name="trace-flush", daemon=True)
+        flush.start()
+        flush.join(FLUSH_SECONDS)
 
 
 def _parts(timings: Timings) -> list[tuple[str, float, float]]:

@@ -155,6 +155,17 @@ async def test_what_is_late_gets_one_clear_error(fake_server):
     assert "Traceback" not in server.log.read_text()
 
 
+async def test_a_collector_that_refuses_does_not_hold_up_the_end(fake_server, unused_tcp_port):
+    pytest.importorskip("opentelemetry.sdk", reason="traces are an optional extra")
+    server = fake_server({}, otlp_endpoint=f"http://127.0.0.1:{unused_tcp_port}")
+    async with client(server) as http:
+        assert (await ask(http, prompt="x", max_tokens=3)).finish == ["length"]
+    start = time.monotonic()
+    server.terminate()
+    assert server.ends() == 0
+    assert time.monotonic() - start < 5
+
+
 async def test_a_second_signal_ends_at_once(fake_server):
     server = fake_server({"delay": 0.01}, grace=60)
     async with client(server) as http:

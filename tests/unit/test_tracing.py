@@ -2,11 +2,14 @@
 
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
 pytest.importorskip("opentelemetry.sdk", reason="traces are an optional extra")
 
+from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from app.generation import ChoiceUsage, Generation, Timings, Usage
@@ -60,6 +63,30 @@ def test_without_a_usable_parent_a_trace_begins_here(traced, traceparent):
     assert set(spans) == {"generate", "queue"}
     assert spans["generate"].parent is None
     assert not spans["generate"].status.is_ok
+
+
+class Stuck(SpanExporter):
+    """A collector that does not answer."""
+
+    def __init__(self):
+        self.asked, self.let_go = threading.Event(), threading.Event()
+
+    def export(self, spans):
+        self.asked.set()
+        self.let_go.wait(30)
+
+    def shutdown(self):
+        """Nothing to close."""
+
+
+def test_a_collector_that_does_not_answer_holds_up_no_end():
+    exporter = Stuck()
+    tracing = Tracing(Metrics(), "m", "http://127.0.0.1:9", exporter)
+    start = time.monotonic()
+    finish(tracing, PARENT)
+    assert exporter.asked.is_set()
+    assert 1.9 < time.monotonic() - start < 3.0
+    exporter.let_go.set()
 
 
 def test_off_means_not_imported():
