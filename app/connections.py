@@ -133,7 +133,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if not self._deaf:
             self._count(len(name) + len(value) + FIELD_BYTES)
             if self._in_head:
-                super().on_header(name, value)
+                super().on_header(name, value.rstrip(b" \t"))  # RFC 9110, 5.5; the parser leaves it to us
 
     def on_body(self, body: bytes) -> None:
         self._unseen = 0

@@ -29,7 +29,7 @@ class Keys:
     def __init__(self, keys: str = "", file: Path | None = None) -> None:
         """`keys`: separated by commas. `file`: UTF-8, one key a line; `#` after white space or first begins a comment.
 
-        Raises OSError with a sentence where the file cannot be read, ValueError where no header can carry a key.
+        Raises OSError with a sentence where the file cannot be read, ValueError where a key does not print.
         """
         self._fixed = frozenset(_digests(keys.split(","), "EVERSTREAM_API_KEYS: key"))
         self._file = file
@@ -91,7 +91,7 @@ class Keys:
 
 
 def _digests(keys: Iterable[str], what: str) -> Iterator[bytes]:
-    """Raises ValueError, which does not show the key, where one could never match: no header can carry it."""
+    """Raises ValueError, which does not show the key, where one holds what headers cannot carry or nobody sees."""
     for number, given in enumerate(keys, 1):
         key = given.strip(" \t\r\n")
         if not key.isprintable():

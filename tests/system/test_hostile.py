@@ -77,6 +77,48 @@ async def test_slow_senders_are_cut_off(fake_server, connect):
     assert time.monotonic() - start < 3
 
 
+@pytest.mark.parametrize(
+    ("sent", "end"),
+    [
+        (b"\r\n", b""),
+        (b"\r\n" * 50, b""),
+        (b"G", b"HTTP/1.1 408"),
+        (b"GET / HTTP/1.1\r\nhost: x\r\n", b"HTTP/1.1 408"),
+    ],
+)
+@pytest.mark.parametrize("before", [False, True])
+async def test_what_is_no_whole_head_does_not_hold_a_connection(fake_server, connect, sent, end, before):
+    server = fake_server({}, header_timeout=0.5)
+    peer = connect(server)
+    if before:
+        peer.sendall(b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n")
+        answer = b""
+        while not answer.endswith(b"}"):
+            answer += await asyncio.to_thread(peer.recv, 4096)
+    start = time.monotonic()
+    peer.sendall(sent)
+    assert (await asyncio.to_thread(peer.recv, 4096)).startswith(end)
+    assert time.monotonic() - start < 3
+
+
+@pytest.mark.parametrize("path", ["/health/live", "/v1/completions"])
+async def test_trailers_without_end_take_no_memory(fake_server, connect, path):
+    server = fake_server({}, env={"EVERSTREAM_API_KEYS": "k"})
+    before = server.memory()
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\ntransfer-encoding: chunked\r\n\r\n0\r\n"
+    lines = (b"x-t: " + b"a" * 60_000 + b"\r\n") * 16
+    peers = [connect(server) for _ in range(8)]
+    for peer in peers:
+        sent = 0
+        with contextlib.suppress(OSError):
+            peer.sendall(head.encode())
+            while sent < 200 * MIB:
+                peer.sendall(lines)
+                sent += len(lines)
+        assert sent < 200 * MIB
+    assert server.memory() - before < 10 * MIB
+
+
 BEHIND = {
     "request": b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n",
     "half": b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-le",
@@ -145,16 +187,27 @@ async def test_clients_that_do_not_read_do_not_trouble_the_end(fake_server, conn
     assert "Exception" not in log
 
 
-@pytest.mark.parametrize(
-    "head", [b"Content-Length: -5", b"Content-Length: 5\r\nContent-Length: 41", b"Transfer-Encoding: chunked\r\n\r\nzz"]
-)
-async def test_what_is_no_http_gets_an_error_body(fake_server, connect, head):
-    server = fake_server({})
-    peer = connect(server)
-    peer.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n\r\n")
-    answer = b"".join(iter(lambda: peer.recv(4096), b""))
-    assert answer.startswith(b"HTTP/1.1 400")
-    assert "malformed" in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_uploads_do_not_trouble_the_end(fake_server, connect, chunked):
+    server = fake_server({}, grace=0.3)
+    framing = b"transfer-encoding: chunked\r\n\r\n1\r\n{" if chunked else b"content-length: 1000\r\n\r\n{"
+    peers = [connect(server) for _ in range(3)]
+    for peer in peers:
+        peer.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n" + framing)
+    await asyncio.sleep(0.3)
+    start = time.monotonic()
+    server.terminate()
+    for peer in peers:
+        answer = await asyncio.to_thread(lambda peer=peer: b"".join(iter(lambda: peer.recv(4096), b"")))
+        assert answer.startswith(b"HTTP/1.1 503")
+        error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+        assert error["type"] == "overloaded_error"
+        assert "shutting down" in error["message"]
+    assert server.ends() == 0
+    assert time.monotonic() - start < 6
+    log = server.log.read_text()
+    assert "Traceback" not in log
+    assert "Exception" not in log
 
 
 async def test_long_heads_and_bodies_are_turned_away(fake_server, connect):

@@ -138,6 +138,42 @@ async def test_limits_of_the_body():
     assert (slow.status, slow.error["code"]) == (408, "body_timeout")
 
 
+FRAMES = [
+    ([(b"content-length", b"0" * 5000 + b"5")], 400, "invalid_framing"),
+    ([(b"content-length", b"5,5")], 400, "invalid_framing"),
+    ([(b"content-length", b"-5")], 400, "invalid_framing"),
+    ([(b"content-length", "\u0665".encode())], 400, "invalid_framing"),
+    ([(b"content-length", b"9" * 19)], 413, "body_too_large"),
+    ([(b"transfer-encoding", b"gzip, chunked")], 501, "unsupported_transfer_encoding"),
+    ([(b"transfer-encoding", b"chunked"), (b"transfer-encoding", b"gzip")], 501, "unsupported_transfer_encoding"),
+    ([(b"transfer-encoding", b"CHUNKED")], 200, ""),
+    ([(b"content-length", b"0000000000000000002")], 200, ""),
+]
+
+
+@pytest.mark.parametrize(("headers", "status", "code"), FRAMES)
+async def test_lengths_and_codings(headers, status, code):
+    exchange = Exchange(body(b"{}"), headers=headers)
+    await run(exchange)
+    assert exchange.status == status
+    assert status == 200 or exchange.error["code"] == code
+
+
+NO_BODY = [("POST", "/health"), ("POST", "/metrics"), ("PUT", "/"), ("GET", "/v1/models"), ("OPTIONS", "/tokenize")]
+
+
+@pytest.mark.parametrize(("method", "path"), NO_BODY)
+async def test_a_body_is_read_only_where_it_may_belong(method, path):
+    for headers in ([(b"content-length", b"2")], [(b"transfer-encoding", b"chunked")]):
+        exchange = Exchange(headers=headers, path=path, method=method)  # no message: reading one would wait for ever
+        await run(exchange)
+        assert (exchange.status, exchange.error["code"]) == (400, "unexpected_body")
+        assert exchange.headers[b"connection"] == b"close"
+    exchange = Exchange(body(), headers=[(b"content-length", b"0")], path=path, method=method)
+    await run(exchange)
+    assert exchange.status == 200
+
+
 async def test_all_bodies_together_are_bounded():
     gate = Gate(echo, Keys(), Limits(max_body_bytes=1000, total_body_bytes=1500), Counter())
     first = Exchange(body(b"x" * 900, True))

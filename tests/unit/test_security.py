@@ -2,6 +2,7 @@
 
 import hmac
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,64 @@ def test_a_key_file_that_cannot_be_read_is_told_with_its_flag(tmp_path, monkeypa
     monkeypatch.setattr(security, "RELOAD_SECONDS", 0.0)
     file.write_bytes(b"\xff\xfe\xff")
     assert keys.salt(b"Bearer first"), "what is no text keeps the keys there are"
+
+
+KEY_LINES = {
+    "a # inside a key belongs to it": (b"with#hash-secret\n", ["with#hash-secret"], ["with"]),
+    "a # after white space does not": (b"key # ours\ntab\t# theirs\n", ["key", "tab"], ["key # ours", "key #"]),
+    "lines that are comments": (b"#first\n  # second\nlast", ["last"], ["#first", "first", "# second"]),
+    "a mark before the first key": (b"\xef\xbb\xbffirst\r\nsecond\r\n", ["first", "second"], ["\ufefffirst"]),
+    "keys in any letters": ("ключ-1\ncaf\u00e9\n".encode(), ["ключ-1", "caf\u00e9"], ["cafe", "caf"]),
+    "white space around": (b"  spaced\t\r\rold mac\r", ["spaced", "old mac"], ["old"]),
+}
+
+
+@pytest.mark.parametrize(("data", "valid", "wrong"), KEY_LINES.values(), ids=KEY_LINES)
+def test_what_a_line_of_the_key_file_means(tmp_path, data, valid, wrong):
+    file = tmp_path / "keys"
+    file.write_bytes(data)
+    keys = Keys("", file)
+    assert all(keys.salt(b"Bearer " + key.encode()) for key in valid)
+    assert not any(keys.salt(b"Bearer " + key.encode()) for key in wrong)
+
+
+def test_keys_in_any_letters_come_from_the_environment_too():
+    keys = Keys("ключ, caf\u00e9")
+    assert keys.salt("Bearer ключ".encode())
+    assert keys.salt("Bearer caf\u00e9".encode())
+    assert keys.salt("Bearer caf\u00e9".encode("latin-1")) is None, "another spelling in bytes is another key"
+
+
+@pytest.mark.parametrize("bad", ["secret\x85half", "secret\x0bhalf", "secret\u00a0half", "\ufeffsecret", "secret\x00"])
+def test_a_key_that_no_header_can_carry_is_refused_unshown(tmp_path, monkeypatch, caplog, bad):
+    file = tmp_path / "keys"
+    file.write_bytes(("good\n" + bad + "\n").encode())
+    with pytest.raises(OSError, match="line 2 holds a character that does not print") as told:
+        Keys("", file)
+    assert "secret" not in str(told.value)
+    with pytest.raises(ValueError, match="EVERSTREAM_API_KEYS: key 2 holds a character that does not print") as told:
+        Keys(f"good,{bad}")
+    assert "secret" not in str(told.value)
+    file.write_text("first\n")
+    keys = Keys("", file)
+    monkeypatch.setattr(security, "RELOAD_SECONDS", 0.0)
+    file.write_bytes(("good\n" + bad + "\n").encode())
+    assert keys.salt(b"Bearer first"), "the keys there are stay"
+    assert keys.salt(b"Bearer good") is None
+    assert "line 2" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_a_file_changed_within_its_time_stamp_is_read_again(tmp_path, monkeypatch):
+    file = tmp_path / "keys"
+    file.write_text("aaaa\n")
+    keys, status = Keys("", file), file.stat()
+    monkeypatch.setattr(security, "RELOAD_SECONDS", 0.0)
+    time.sleep(0.02)  # the kernel's clock for files ticks every few milliseconds
+    file.write_text("bbbb\n")
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert keys.salt(b"Bearer bbbb")
+    assert keys.salt(b"Bearer aaaa") is None
 
 
 def test_an_emptied_key_file_locks_out(tmp_path):
