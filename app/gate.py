@@ -43,6 +43,12 @@ class Limits:
     protect_health: bool = False
     protect_metrics: bool = False
 
+    def guards(self, path: str) -> bool:
+        """Whether a path is answered only to those who show a key, where there are keys."""
+        if path.startswith("/health"):
+            return self.protect_health
+        return self.protect_metrics if path == "/metrics" else not _is_page(path)
+
 
 class HttpCounter(Protocol):
     """Whoever counts HTTP requests."""
@@ -121,12 +127,8 @@ class Gate:
 
     def _authorise(self, scope: Scope, headers: dict[bytes, bytes], state: dict[str, Any]) -> None:
         path = scope["path"]
-        if path.startswith("/health"):
-            guarded = self._limits.protect_health
-        elif path == "/metrics":
-            guarded = self._limits.protect_metrics
-        else:
-            guarded = not _is_page(path) and scope["method"] != "OPTIONS"
+        probe = path.startswith("/health") or path == "/metrics"
+        guarded = self._limits.guards(path) and (probe or scope["method"] != "OPTIONS")
         salt = self._keys.salt(headers.get(b"authorization"))
         if salt is None and guarded:
             raise _Turned(401, "invalid_api_key", "a valid API key is needed: send the header Authorization: Bearer …")

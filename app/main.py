@@ -26,6 +26,7 @@ from starlette.middleware.cors import CORSMiddleware
 from app import banner, logs
 from app.api import chat, completions, documentation, errors, health, live, models, playground, tokens
 from app.api.door import Limits as ApiLimits
+from app.api.door import check_defaults
 from app.connections import ConnectionLimits, LimitedProtocol, limited
 from app.gate import Gate, Limits
 from app.generation import Admission, Broken, Pool, Refused, Service, ServiceObserver
@@ -86,12 +87,13 @@ def create_app(
     app.state.limits = ApiLimits(settings.default_retention, settings.max_stream_tokens)
     errors.install(app, (Refused, Broken))
     app.state.chat_template = ChatTemplate(tokenizer)
-    documentation.install(app)
     for route in (completions, chat, models, tokens, health, live, playground):
         app.include_router(route.router)
     keys = keys or Keys(settings.api_keys, settings.api_keys_file)
     app.state.asks_key = keys.required
-    app.add_middleware(Gate, keys=keys, limits=_gate_limits(settings), counter=metrics)
+    limits = _gate_limits(settings)
+    documentation.install(app, limits.guards if keys.required else None)
+    app.add_middleware(Gate, keys=keys, limits=limits, counter=metrics)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -163,7 +165,10 @@ def _observer(settings: Settings, metrics: Metrics, model: str) -> ServiceObserv
 async def run_until_signal(
     settings: Settings, supervisor: Supervisor, app: FastAPI, listener: socket.socket, revision: str = ""
 ) -> int:
-    """Serve on the listening socket until a signal comes, then drain. Raises StartFailed when no worker comes up."""
+    """Serve on the listening socket until a signal comes, then drain. Raises StartFailed when no worker comes up.
+
+    Raises ValueError where the settings ask for what the model cannot do.
+    """
     limits = ConnectionLimits(
         settings.max_connections, int(settings.max_header_bytes), settings.header_timeout, settings.write_timeout
     )
@@ -188,6 +193,7 @@ async def run_until_signal(
         await asyncio.wait((starting, stopping, serving), return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()
+            _check_defaults(settings, supervisor)
             _show(settings, supervisor, revision, listener, app.state.asks_key)
             gc.collect()
             gc.freeze()  # what is there now stays: collections during streams need not walk through it
@@ -202,6 +208,12 @@ async def run_until_signal(
         # Both at once: who stops a container waits for a limited time, and most of it is the grace.
         await asyncio.gather(_end(server, serving), supervisor.stop())
     return 0
+
+
+def _check_defaults(settings: Settings, supervisor: Supervisor) -> None:
+    for _, ready, _ in supervisor.workers:
+        if ready is not None:
+            check_defaults(ready, settings.default_retention, settings.model_fields_set)
 
 
 async def _end(server: uvicorn.Server, serving: asyncio.Task[None]) -> None:

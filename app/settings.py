@@ -69,7 +69,7 @@ class Settings(BaseSettings):
     kernels: Literal["auto", "cpu", "reference"] = option(
         "auto", "Model", "auto takes our C++ kernels where they are built, reference is plain torch"
     )
-    context: int = option(0, "Model", "longest sequence without retention; 0 takes the model's own", ge=0)
+    context: int = option(0, "Model", "longest sequence without retention, 2 at least; 0 takes the model's own", ge=0)
 
     # Server
     host: str = option("127.0.0.1", "Server", "address to listen on; a public one needs API keys or --insecure")
@@ -98,7 +98,7 @@ class Settings(BaseSettings):
     fault_token: int = option(-1, "Engine", "test hook: a sequence holding this id kills its worker", flag=False)
 
     # Queue
-    max_waiting: int = option(512, "Queue", "most requests waiting, beyond which new ones get 429", ge=0)
+    max_waiting: int = option(512, "Queue", "most requests waiting, beyond which new ones get 429", ge=1)
     max_waiting_tokens: int = option(1 << 20, "Queue", "most prompt tokens waiting", ge=0)
     queue_timeout: float | None = option(None, "Queue", "longest wait in the queue; none by default", gt=0)
 
@@ -107,7 +107,7 @@ class Settings(BaseSettings):
     sink_tokens: int = option(4, "Retention", "first tokens of a stream that stay, where a request does not say", ge=0)
     window: int = option(1020, "Retention", "recent tokens that stay, where a request does not say", ge=1)
     max_stream_tokens: int = option(
-        10_000_000, "Retention", "longest stream of a request whose max_tokens is null", ge=1, le=10_000_000
+        10_000_000, "Retention", "longest stream under retention, prompt included", ge=2, le=10_000_000
     )
 
     # Security
@@ -132,7 +132,9 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> "Settings":
-        if self.retention in ("sinks", "restart") and self.sink_tokens >= self.window:
+        if self.context == 1:
+            raise ValueError("context (1) holds no token beside a prompt's; choose a longer --context, or 0")
+        if self.retention != "window" and self.sink_tokens >= self.window:
             text = f"sink_tokens ({self.sink_tokens}) must be fewer than window ({self.window})"
             raise ValueError(f"{text}; choose fewer --sink-tokens or a longer --window")
         return self

@@ -24,7 +24,17 @@ WEB = ("fastapi", "starlette", "pydantic", "pydantic_core", "msgspec")
 SHARED = tuple(
     f"app.api.{name}"
     for name in (
-        *("schemas", "schemas_requests", "errors", "bodies", "door", "prompts", "conversations", "answers"),
+        *(
+            "schemas",
+            "schemas_requests",
+            "errors",
+            "bodies",
+            "large_bodies",
+            "door",
+            "prompts",
+            "conversations",
+            "answers",
+        ),
         *("asking", "events", "documentation"),
     )
 )

@@ -3,6 +3,7 @@
 Knows requests, the door and what the service takes; the shape of an answer is the endpoint's.
 """
 
+import asyncio
 import time
 import uuid
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from app.api.errors import Invalid
 from app.api.schemas import MAX_SCORED, Sampling
 from app.generation import Delta, Generation, Service, Stream
 
+MANY = 1 << 18  # ids; more are looked through in a thread
 _LEAST_SEED, _SEEDS = -(2**63), 2**64
 
 
@@ -37,7 +39,7 @@ def door_of(request: Request, model: str | None) -> Door:
     return Door(service.ready, service.tokenizer, state.limits)
 
 
-def generations(
+async def generations(
     request: Request,
     door: Door,
     body: Sampling,
@@ -60,7 +62,10 @@ def generations(
     for number, ids in enumerate(prompts):
         max_tokens = door.max_tokens(body, len(ids), retention, rest_of_context)
         door.check_length(len(ids), max_tokens, retention, field)
-        door.check_ids(ids, field)
+        if len(ids) <= MANY:
+            door.check_ids(ids, field)
+        else:
+            await asyncio.to_thread(door.check_ids, ids, field)
         seed = asked[0].params.seed + number if asked else None
         params = door.params(body, max_tokens, logprobs.answer, logprobs.prompt, _wrapped(seed))
         asked.append(

@@ -3,7 +3,7 @@
 Knows JSON and schemas. The size limit and the reading itself are the gate's; what the model can do is the door's.
 """
 
-import re
+import itertools
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,18 +12,14 @@ from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
 from app.api.errors import Invalid
+from app.api.large_bodies import LONG, MESSAGE_NULLS, Turns, fields_of, read
 from app.api.schemas import HARMLESS, NOT_HONOURED, Strict
 
 Body = TypeVar("Body", bound=Strict)
 
 _ARMS = ("str", "int", "[key]")
 _UNIONS = {"prompt": "it must be a text, a list of token ids, or a list of either"}
-_HALF = re.compile(
-    rb"(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
-    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2})"
-)
-"""An escape of JSON that is one half of a character beyond U+FFFF, without the other half."""
-_MESSAGE_NULLS = {"refusal", "annotations", "audio", "tool_calls", "function_call"}
+_TURNS = Turns()
 
 
 async def read_body(request: Request, kind: type[Body]) -> Body:
@@ -43,41 +39,39 @@ async def read_body(request: Request, kind: type[Body]) -> Body:
             code="unsupported_media_type",
             status=415,
         )
-    return parse_body(await request.body(), kind)
+    data = await request.body()
+    if len(data) <= LONG:
+        return parse_body(data, kind)
+    return await _TURNS.read(data, lambda data: parse_body(data, kind))
 
 
 def parse_body(data: bytes, kind: type[Body]) -> Body:
     """`data` as a checked request. Raises Invalid."""
+    ids: dict[str, Any] = {}
+    if len(data) > LONG:
+        value, ids = fields_of(data, kind)
+    else:
+        value = _read_short(data)
     try:
-        value = msgspec.json.decode(data)
-    except msgspec.ValidationError as error:  # well-formed, but a number that no machine number can hold
-        text = "a number is beyond the range of 64-bit floating point, or an integer has thousands of digits"
-        raise Invalid(text, _out_of_range(data), "invalid_value") from error
-    except (msgspec.DecodeError, RecursionError) as error:
-        half = _half_pair(data, str(error))
-        if half:
-            said = f"a text of the body holds half of a surrogate pair, {half}; send the whole character"
-            raise Invalid(said, code="invalid_json") from error
-        raise Invalid(f"the body is no valid JSON: {str(error)[:200]}", code="invalid_json") from error
-    if not isinstance(value, dict):
-        raise Invalid("the body must be a JSON object", code="invalid_json")
-    try:
-        return kind.model_validate(_honoured(value, kind))
+        body = kind.model_validate(_honoured(value, kind))
     except RecursionError as error:
         raise Invalid("the body is nested too deeply", code="invalid_json") from error
     except ValidationError as error:
         first = _told(error.errors(include_url=False))
         raise Invalid(_sentence(first), _path(first) if first["loc"] else None, "invalid_value") from error
+    return body.model_copy(update=ids) if ids else body
 
 
-def _half_pair(data: bytes, said: str) -> str | None:
-    """The half of a surrogate pair that the JSON reader stopped at, as it is written; None where it was not that."""
-    stopped = re.search(r"surrogate pair \(byte (\d+)\)", said)
-    if stopped is None and "truncated" not in said:  # what it says where the other half would reach over the end
-        return None
-    place = int(stopped[1]) if stopped else len(data)
-    half = _HALF.search(data[max(0, place - 32) : place + 16])
-    return half[1].decode() if half else None
+def _read_short(data: bytes) -> dict[str, Any]:
+    try:
+        value = read(data)
+    except Invalid as error:
+        if error.code == "invalid_value":
+            error.param = _out_of_range(data)
+        raise
+    if not isinstance(value, dict):
+        raise Invalid("the body must be a JSON object", code="invalid_json")
+    return value
 
 
 def _out_of_range(data: bytes) -> str | None:
@@ -120,10 +114,10 @@ def _message(message: Any, place: int) -> Any:
         return message
     if message.get("role") in ("tool", "function"):
         raise Invalid("messages of tools are not served yet; leave them out", f"messages.{place}.role", "unsupported")
-    for name in _MESSAGE_NULLS & message.keys():
+    for name in MESSAGE_NULLS & message.keys():
         if message[name] not in (None, []):
             raise Invalid(f"the message's {name!r} is not served yet", f"messages.{place}.{name}", "unsupported")
-    return {name: value for name, value in message.items() if name not in _MESSAGE_NULLS}
+    return {name: value for name, value in message.items() if name not in MESSAGE_NULLS}
 
 
 def _same(given: Any, neutral: Any) -> bool:
@@ -136,7 +130,8 @@ def _told(faults: list[ErrorDetails]) -> ErrorDetails:
     place = first["loc"][:-1]
     if not place or first["loc"][-1] not in _ARMS or place[0] in _UNIONS:
         return first
-    return max((fault for fault in faults if fault["loc"][: len(place)] == place), key=lambda fault: len(fault["loc"]))
+    of_arms = [fault for fault in faults if fault["loc"][: len(place)] == place]
+    return max(of_arms, key=lambda fault: (len(fault["loc"]), not fault["type"].endswith("_type")))
 
 
 def _path(fault: ErrorDetails) -> str:
@@ -160,6 +155,17 @@ def _sentence(fault: ErrorDetails) -> str:
 def _shown(value: Any) -> str:
     """The beginning of what a client sent."""
     try:
-        return msgspec.json.encode(value)[:60].decode(errors="replace")
+        return msgspec.json.encode(_begun(value))[:60].decode(errors="replace")
     except RecursionError:
         return "something nested deeply"
+
+
+def _begun(value: Any) -> Any:
+    """As much of a value as is shown of it: the beginnings of its texts, and its first items."""
+    if isinstance(value, str):
+        return value[:60]
+    if isinstance(value, list):
+        return [_begun(item) for item in value[:30]]
+    if isinstance(value, dict):
+        return {name[:60]: _begun(value[name]) for name in itertools.islice(value, 15)}
+    return value

@@ -63,7 +63,7 @@ async def chat_completions(request: Request) -> Response:
     template = request.app.state.chat_template
     text = await render(template, body, body.messages)
     prompt = await prompt_of(door, text, body.retention)
-    asked = generations(request, door, body, [prompt.ids], logprobs, field="messages", rest_of_context=True)
+    asked = await generations(request, door, body, [prompt.ids], logprobs, field="messages", rest_of_context=True)
     if asked[0].params.max_tokens == 0:
         raise Invalid("max_tokens must be at least 1 in a conversation", "max_tokens")
     service = request.app.state.service

@@ -50,7 +50,7 @@ async def completions(request: Request) -> Response:
         raise Invalid(f"{len(prompts)} prompts times n are more than the limit of {MAX_ANSWERS} answers", "n")
     logprobs = Logprobs(body.logprobs, _prompt_logprobs(body))
     ids = [prompt.ids for prompt in prompts]
-    asked = generations(request, door, body, ids, logprobs, field="prompt", rest_of_context=False)
+    asked = await generations(request, door, body, ids, logprobs, field="prompt", rest_of_context=False)
     service = request.app.state.service
     echoed = await echoes(door.tokenizer, prompts, body.logprobs is not None) if body.echo else []
     writer = _Writer(body, prompts, echoed, Frame("cmpl", door, body, asked, service.model), door.tokenizer)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from app.api.door import Door
 from app.api.errors import Invalid
-from app.api.prompts import Prompt, check_fits, encode
+from app.api.prompts import Prompt, check_fits, check_sizes, encode
 from app.api.schemas import RetentionFields
 from app.api.schemas_requests import Message
 from app.text.chat_template import ChatTemplate, TemplateRefused
@@ -33,6 +33,7 @@ async def render(template: ChatTemplate, body: Conversation, messages: Sequence[
         raise Invalid(text, "continue_final_message")
     begins = not goes_on if body.add_generation_prompt is None else body.add_generation_prompt
     plain = [_plain(message, place, template.knows_developer) for place, message in enumerate(messages)]
+    check_sizes([text for message in plain for text in message.values()], "messages")
     try:
         return await template.render(plain, begins, goes_on, body.chat_template_kwargs)
     except TemplateRefused as error:

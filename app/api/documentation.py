@@ -3,6 +3,7 @@
 Knows how FastAPI's document is put together; knows no route.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ from fastapi import FastAPI
 from app.api import answers, errors, schemas_requests
 
 _REF = "#/components/schemas/"
+_KEY = "key"
 REQUESTS = (
     schemas_requests.CompletionRequest,
     schemas_requests.ChatRequest,
@@ -52,7 +54,8 @@ def documented(
     refusal = {"application/json": {"schema": {"$ref": _REF + errors.ErrorBody.__name__}}}
     responses: dict[int, Any] = {200: {"description": "The answer", "content": content}}
     for status, text in _REFUSALS.items():
-        if (request is not None or status in (401, 404, 500, 503)) and (names_model or status != 404):
+        told = request is not None or status in (401, 404, 500, 503)
+        if told and (names_model or status != 404) and (chunk is not None or status != 429):
             responses[status] = {"description": text, "content": refusal}
     if chunk is not None:  # it generates
         responses[504] = {"description": _TOO_LATE, "content": refusal}
@@ -63,16 +66,32 @@ def documented(
     return route
 
 
-def install(app: FastAPI) -> None:
-    """Add the schemas of requests and answers to the application's document."""
+def _tell_keys(operation: dict[str, Any], asked: bool) -> None:
+    """What the document says of an operation's key: that it asks for one and what it answers without, or neither."""
+    if asked:
+        operation["security"] = [{_KEY: []}]
+        refusal = {"application/json": {"schema": {"$ref": _REF + errors.ErrorBody.__name__}}}
+        operation["responses"].setdefault("401", {"description": _REFUSALS[401], "content": refusal})
+    else:
+        operation["responses"].pop("401", None)
+
+
+def install(app: FastAPI, guards: Callable[[str], bool] | None) -> None:
+    """Add the schemas of requests and answers, and who may call what, to the application's document.
+
+    `guards`: whether a path is answered only to those who show an API key; None where nobody needs one.
+    """
     original = app.openapi
 
     def openapi() -> dict[str, Any]:
         document = original()
-        for operations in document["paths"].values():
+        components = document.setdefault("components", {}).setdefault("schemas", {})
+        for path, operations in document["paths"].items():
             for operation in operations.values():
                 operation["responses"].pop("422", None)  # FastAPI's own checks; ours answer 400, and a path is any text
-        components = document.setdefault("components", {}).setdefault("schemas", {})
+                _tell_keys(operation, guards is not None and guards(path))
+        if guards is not None:
+            document["components"]["securitySchemes"] = {_KEY: {"type": "http", "scheme": "bearer"}}
         for name in ("HTTPValidationError", "ValidationError"):
             components.pop(name, None)
         for request in REQUESTS:

@@ -6,6 +6,7 @@ and remedy, the other into protocol values. No raw value of a client goes on fro
 
 import secrets
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from app.api.errors import Invalid
@@ -115,24 +116,39 @@ class Door:
     @property
     def remedy(self) -> str:
         """What can be done about a prompt that is longer than the context."""
-        if "sinks" not in self.ready.policies:
-            return "shorten it"
-        return 'shorten it, or send "retention": {"policy": "sinks"} to stream it through a window'
+        offers = {
+            "sinks": "to stream it through a window",
+            "restart": "to have its beginning and its end kept, and the rest dropped",
+        }
+        for policy, effect in offers.items():
+            if policy in self.ready.policies:
+                return f'shorten it, or send "retention": {{"policy": "{policy}"}} {effect}'
+        return "shorten it"
 
     def max_tokens(self, body: Sampling, length: int, retention: Retention, rest_of_context: bool) -> int:
-        """The longest answer to a prompt of `length` tokens."""
+        """The longest answer to a prompt of `length` tokens. Raises Invalid where no stream may be so long."""
         given = [body.max_tokens, getattr(body, "max_completion_tokens", None)]
         numbers = {number for number in given if number is not None}
         if len(numbers) > 1:
             raise Invalid("max_tokens and max_completion_tokens differ; send one of them", "max_completion_tokens")
-        if numbers:
-            return min(numbers.pop(), self.limits.max_stream_tokens)
+        longest = self.limits.max_stream_tokens
         explicit = body.model_fields_set & {"max_tokens", "max_completion_tokens"}
+        if numbers:
+            most = numbers.pop()
+            if retention.policy != "none" and length <= longest < length + most:
+                name = "max_completion_tokens" if body.max_tokens is None else "max_tokens"
+                text = (
+                    f"{name} ({most}) after a prompt of {length} tokens is over the longest stream, {longest} (--max-"
+                )
+                text += f"stream-tokens): ask for at most {longest - length}, or send null to go on until then"
+                raise Invalid(text, name)
+            return most
+        left = max(1, longest - length)
         if explicit and retention.policy != "none":
-            return max(1, self.limits.max_stream_tokens - length)
-        if not rest_of_context:
-            return COMPLETION_TOKENS
-        return self.ready.context - length if length < self.ready.context else self.ready.context
+            return left
+        context = self.ready.context
+        unsaid = COMPLETION_TOKENS if not rest_of_context else context - length if length < context else context
+        return unsaid if retention.policy == "none" else min(unsaid, left)
 
     def params(
         self, body: Sampling, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None, seed: int | None
@@ -145,6 +161,9 @@ class Door:
             seed = secrets.randbits(SAFE_SEED_BITS) if body.seed is None else body.seed
         min_tokens = body.min_tokens or 0
         if min_tokens > max_tokens:
+            if body.max_tokens is None and getattr(body, "max_completion_tokens", None) is None:
+                text = f"min_tokens ({min_tokens}) is more than the {max_tokens} tokens that an answer has here where "
+                raise Invalid(f"{text}max_tokens does not say; send max_tokens", "min_tokens")
             raise Invalid(f"min_tokens ({min_tokens}) is more than max_tokens ({max_tokens})", "min_tokens")
         if body.trace:
             logprobs = max(logprobs or 0, body.trace)
@@ -188,6 +207,37 @@ class Door:
         # As the proposal of DRY has it: the last token of the breaker written behind a letter.
         spelled = [self.tokenizer.encode(f"a{breaker}", add_special=False) for breaker in breakers]
         return tuple(dict.fromkeys(ids[-1] for ids in spelled if ids))
+
+
+def check_defaults(ready: Ready, default: Retention, given: AbstractSet[str]) -> None:
+    """Raises ValueError, a sentence for the operator, where requests that say little are served by no one.
+
+    `default`: the retention of requests that name none. `given`: the settings that were set, by name.
+    """
+    policy = default.policy
+    if policy not in ready.policies:
+        why = ready.policy_refusals.get(policy, f"this model serves {', '.join(ready.policies)}; choose one of them")
+        raise ValueError(f"--retention {policy} cannot be served: {why}")
+    kept = [name for name in ready.policies if name != "none"]
+    if policy == "none" and not (kept and given & {"window", "sink_tokens"}):
+        return
+    sinks = 0 if policy == "window" else default.sink_tokens
+    longest, shortest = ready.max_window or ready.context, max(ready.min_window, ready.block_size)
+    if longest - sinks < max(shortest, sinks + 1):
+        text = f"--sink-tokens {sinks} leave no room for a window in the {longest} tokens of the model's context"
+        raise ValueError(f"{text}; choose fewer --sink-tokens")
+    window = default.window if "window" in given else min(default.window, longest - sinks)
+    if window < shortest:
+        text = f"--window {window} is under the least that the cache can keep, {shortest} tokens"
+        raise ValueError(f"{text}; choose a longer --window or a smaller --block-size")
+    if sinks + window > longest:
+        text = f"--window {window} and --sink-tokens {sinks} are over the {longest} tokens of the model's context"
+        raise ValueError(f"{text}; choose a --window of at most {longest - sinks}")
+    blocks = -(-(sinks + window) // ready.block_size) + 2
+    if policy != "none" and blocks > ready.num_blocks:
+        text = f"--retention {policy} with a window of {window} needs {blocks} KV blocks, and the cache has "
+        text += f"{ready.num_blocks}; choose a shorter --window, or a larger cache (--cache-bytes, or --num-blocks "
+        raise ValueError(f"{text}where that is set)")
 
 
 def stops(body: Sampling) -> tuple[str, ...]:

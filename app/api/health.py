@@ -19,7 +19,11 @@ async def live() -> JSONResponse:
     return JSONResponse({"status": "live"})
 
 
-@router.get("/health/ready", summary="A worker is up and new requests are taken")
+@router.get(
+    "/health/ready",
+    summary="A worker is up and new requests are taken",
+    responses={503: {"description": "Loading, replacing a lost worker, or shutting down: `status` says which"}},
+)
 async def ready(request: Request) -> JSONResponse:
     """200 when new requests are taken; 503 while loading, while a lost worker is replaced, and while draining."""
     status = request.app.state.service.status

@@ -135,7 +135,7 @@ async def read_prompts(
     elif not prompt:
         raise Invalid("the prompt is an empty list; send a text, ids, or a list of them", "prompt")
     elif isinstance(prompt[0], int):
-        given = [[token for token in prompt if isinstance(token, int)]]
+        given = [prompt]
     else:
         given = [one for one in prompt if not isinstance(one, int)]
     if len(given) > MAX_PROMPTS:

@@ -23,6 +23,8 @@ LEAST_REPETITION = 1e-6  # logits are divided by it, and must stay finite number
 MAX_SCORED = 1 << 18  # candidates told for a prompt: its tokens times (k + 1)
 
 Text = Annotated[str, Field(strict=True)]
+Texts = Annotated[list[Text], Field(fail_fast=True)]
+Ids = Annotated[list[int], Field(fail_fast=True)]
 Whole = TypeVar("Whole")
 
 HARMLESS = (
@@ -155,7 +157,7 @@ class Sampling(Strict):
     dry_range: int | None = Field(
         0, ge=0, le=MAX_DRY_RANGE, description=f"How many last tokens DRY looks at; 0 is the most, {MAX_DRY_RANGE}."
     )
-    dry_sequence_breakers: list[Text] | None = Field(
+    dry_sequence_breakers: Texts | None = Field(
         None,
         max_length=MAX_STOPS,
         description='Strings no DRY phrase goes across (their last token counts); default newline, `:`, `"`, `*`.',
@@ -180,12 +182,12 @@ class Sampling(Strict):
         description=f"Added to logits, by token id as text: -100 to 100, at most {MAX_BIAS_ENTRIES} entries.",
         examples=[{"50": -100}],
     )
-    bad_words: list[Text] | None = Field(
+    bad_words: Texts | None = Field(
         None,
         max_length=MAX_BAD_WORDS,
         description=f"Words that never occur, at most {MAX_BAD_WORDS} of at most {MAX_STOP_LENGTH} characters.",
     )
-    allowed_token_ids: list[int] | None = Field(
+    allowed_token_ids: Ids | None = Field(
         None, min_length=1, max_length=MAX_ALLOWED_IDS, description="Only these ids are ever sampled; default: all."
     )
     seed: int | None = Field(
@@ -199,17 +201,17 @@ class Sampling(Strict):
         ge=0,
         le=MAX_TOKENS,
         description="Longest answer. Default: 16 on completions, the rest of the context on chat. An explicit null "
-        "under retention means until stopped, bounded by the server's --max-stream-tokens.",
+        "under retention means until stopped, bounded by the server's --max-stream-tokens; more than that is refused.",
     )
     min_tokens: int | None = Field(
         0, ge=0, le=MAX_TOKENS, description="No end of sequence and no stop id before this many tokens."
     )
-    stop: Text | list[Text] | None = Field(
+    stop: Text | Texts | None = Field(
         None,
         description=f"The answer ends before the first of these: at most {MAX_STOPS} strings of at most "
         f"{MAX_STOP_LENGTH} characters.",
     )
-    stop_token_ids: list[int] | None = Field(
+    stop_token_ids: Ids | None = Field(
         None, max_length=MAX_STOP_IDS, description="The answer ends with the first of these ids; none by default."
     )
     include_stop_str_in_output: bool | None = Field(
@@ -254,11 +256,16 @@ class Sampling(Strict):
     def _words(cls, value: list[str] | None) -> list[str] | None:
         return _sized(value or [], value)
 
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _entries(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > MAX_BIAS_ENTRIES:
+            raise ValueError(f"{len(value)} entries are more than the limit of {MAX_BIAS_ENTRIES}")
+        return value
+
     @field_validator("logit_bias")
     @classmethod
     def _bias(cls, value: dict[str, float] | None) -> dict[str, float] | None:
-        if value and len(value) > MAX_BIAS_ENTRIES:
-            raise ValueError(f"{len(value)} entries are more than the limit of {MAX_BIAS_ENTRIES}")
         for key, bias in (value or {}).items():
             if not (key.isascii() and key.isdigit() and len(key) < 12 and key == str(int(key))):
                 raise ValueError(f"the key {key[:40]!r} is no token id")

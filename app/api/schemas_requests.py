@@ -7,14 +7,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from app.api.schemas import MAX_LOGPROBS, MAX_TOKENS, Sampling, Strict, Text
+from app.api.schemas import MAX_LOGPROBS, MAX_TOKENS, Ids, Sampling, Strict, Text, Texts
 
 MAX_PROMPTS = 512
 MAX_MESSAGES = 4096
+MAX_PARTS = 4096
+MAX_MESSAGE_STRINGS = 1 << 18
 MAX_TEXT = 1 << 20
 
-Ids = list[int]
-Prompt = Text | Ids | list[Text] | list[Ids]
+Prompt = Text | Ids | Texts | Annotated[list[Ids], Field(fail_fast=True)]
 """A text, ids, or a list of either; at the door each becomes the ids of one prompt."""
 
 MODEL = Field(None, description="Name of the model, as /v1/models lists it; default: the one that is served.")
@@ -54,7 +55,10 @@ class Message(Strict):
     role: Literal["system", "developer", "user", "assistant"] = Field(
         description="Who speaks. `developer` becomes `system` where the model's template does not know it."
     )
-    content: Text | list[TextPart] | None = Field(None, description="What is said; only an assistant may say null.")
+    content: Text | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_PARTS)] | None = Field(
+        None,
+        description=f"What is said, in one piece or at most {MAX_PARTS} parts; only an assistant may say null.",
+    )
     name: Text | None = Field(None, description="Handed to the template, which may show it.")
     reasoning_content: Text | None = Field(None, description="An assistant's thoughts, handed to the template.")
 
@@ -62,7 +66,7 @@ class Message(Strict):
 class Chat(Strict):
     """What a chat's prompt is made of."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] = Field(
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)] = Field(
         description=f"The conversation so far, 1 to {MAX_MESSAGES} messages.",
         examples=[[{"role": "user", "content": "Hello!"}]],
     )
@@ -98,7 +102,7 @@ class TokenizeRequest(Strict):
     add_special_tokens: bool | None = Field(
         None, description="Add begin and end tokens as trained. Default: true for a text, false for a conversation."
     )
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = Field(
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)] | None = Field(
         None, description="The conversation; either this or `prompt`."
     )
     add_generation_prompt: bool | None = Field(

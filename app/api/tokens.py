@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from app.api.answers import Detokenized, Piece, Tokenized
-from app.api.asking import door_of
+from app.api.asking import MANY, door_of
 from app.api.bodies import read_body
 from app.api.conversations import render
 from app.api.documentation import documented
@@ -54,7 +54,10 @@ async def detokenize(request: Request) -> Response:
     """The text; bytes that are no characters become U+FFFD."""
     body = await read_body(request, DetokenizeRequest)
     door = door_of(request, body.model)
-    door.check_ids(body.tokens, "tokens")
+    if len(body.tokens) <= MANY:
+        door.check_ids(body.tokens, "tokens")
+    else:
+        await asyncio.to_thread(door.check_ids, body.tokens, "tokens")
     skip = bool(body.skip_special_tokens)
     if len(body.tokens) <= LONG:
         text = door.tokenizer.decode(body.tokens, skip)

@@ -70,6 +70,30 @@ def test_the_openapi_page_lists_the_answers_there_are(served):
     assert "404" not in told["/v1/models", "get"], "it names no model"
 
 
+def test_the_openapi_page_tells_who_asks_for_a_key_and_how(serve):
+    open_, closed = serve(), serve(settings={"api_keys": "k", "protect_health": True, "protect_metrics": True})
+    half = serve(settings={"api_keys": "k"})
+    documents = [
+        one.http.get("/openapi.json", headers={"authorization": "Bearer k"}).json() for one in (open_, half, closed)
+    ]
+    assert "securitySchemes" not in documents[0]["components"]
+    assert documents[1]["components"]["securitySchemes"] == {"key": {"type": "http", "scheme": "bearer"}}
+    for served, document in zip((open_, half, closed), documents, strict=True):
+        for path, operations in document["paths"].items():
+            for method, operation in operations.items():
+                if path == "/live":  # it would never end
+                    continue
+                answer = served.http.request(method, path.replace("{name}", "fake").replace("{path}", "x"))
+                assert str(answer.status_code) in operation["responses"], (method, path)
+                assert ("security" in operation) == (answer.status_code == 401), (method, path)
+                assert ("401" in operation["responses"]) == (answer.status_code == 401), (method, path)
+    told = {path: set(next(iter(one.values()))["responses"]) for path, one in documents[2]["paths"].items()}
+    assert told["/health/ready"] == {"200", "401", "503"}
+    assert told["/health/live"] == {"200", "401"}
+    assert "429" in told[COMPLETIONS] & told[CHAT]
+    assert "429" not in told["/tokenize"] | told["/detokenize"], "they wait in no queue"
+
+
 def test_an_address_that_cannot_be_had_is_told_with_the_flag_to_change():
     for host in ("203.0.113.9", "a" * 70 + ".example"):
         with pytest.raises(OSError, match=f"^cannot listen on {host} port 0: .*; choose a --host"):

@@ -11,6 +11,7 @@ from app.supervisor import StartFailed, Supervisor
 from model.config import EngineConfig
 from model.protocol import Stats, Step
 from tests.checkpoint.tiny_gguf import write_llama
+from tests.system.harness import fake_command
 from tests.tiny_text import write_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,6 +48,25 @@ def test_a_truncated_file(tiny: Path, share: float) -> None:
     data = tiny.read_bytes()
     tiny.write_bytes(data[: int(len(data) * share)])
     refused(tiny, "tiny.gguf")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"retention": "sinks", "window": 8}, "--window 8 is under the least that the cache can keep, 16 tokens"),
+        ({"retention": "sinks", "num_blocks": 8}, "the cache has 8; choose a shorter --window"),
+    ],
+)
+def test_a_retention_that_the_model_cannot_honour(flags: dict[str, object], words: str, tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "model")
+    command = fake_command(tmp_path / "model", 0, flags, {})
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert done.returncode == 1
+    assert done.stdout == "", "no banner"
+    assert len(said) == 1, done.stderr
+    assert words in said[0]
+    assert "Traceback" not in done.stderr
 
 
 def test_a_wrong_magic(tiny: Path) -> None:

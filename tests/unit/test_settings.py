@@ -52,6 +52,8 @@ def test_an_unknown_variable_is_refused(monkeypatch: pytest.MonkeyPatch, variabl
         ("retention", "forever"),
         ("max_stream_tokens", 10_000_001),
         ("queue_timeout", 0),
+        ("max_stream_tokens", 1),
+        ("max_waiting", 0),
         ("silence", float("nan")),
         ("grace", float("inf")),
     ],
@@ -74,6 +76,14 @@ def test_sinks_must_be_fewer_than_the_window() -> None:
 
 
 def test_sizes_and_lists_are_read_as_people_write_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_that_can_never_work_together_are_refused_whatever_the_policy() -> None:
+    with pytest.raises(SettingsError, match=r"^sink_tokens \(2000\) must be fewer than window \(1020\)"):
+        load(sink_tokens=2000)
+    with pytest.raises(SettingsError, match=r"^context \(1\) holds no token beside a prompt's; .*--context"):
+        load(context=1)
+    assert load(retention="window", window=4).default_retention.window == 4
+
+
     monkeypatch.setenv("EVERSTREAM_CACHE_BYTES", "2GiB")
     monkeypatch.setenv("EVERSTREAM_CORS_ORIGINS", "https://a.example, https://b.example")
     chosen = load()
