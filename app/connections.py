@@ -5,6 +5,7 @@ refused without the routes: before a request exists, or before it is whole.
 """
 
 import asyncio
+import sys
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -95,6 +96,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._write_timer: asyncio.TimerHandle | None = None
         self._flush_timer: asyncio.TimerHandle | None = None
         self._deaf = False
+        self._piece = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         super().connection_made(transport)
@@ -109,14 +111,17 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._head_timer is None and not self._answering:  # the first byte after an answered request
             self._start_head()
         self._unseen += len(data)
+        self._piece = data
         super().data_received(data)
+        self._piece = b""
         if self._unseen > self.limits.max_header_bytes:
             self._too_long()
 
     def on_message_begin(self) -> None:
+        if self._deaf:
+            return
         if self._answering:
             self._stop_listening()
-        if self._deaf:
             return
         self._cancel(self._flush_timer)
         self._in_head = True
@@ -142,7 +147,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._unseen = 0
-        if not self._deaf:
+        if not self._deaf and not (self.parser.should_upgrade() and self._framing()):
             super().on_message_complete()
 
     def on_headers_complete(self) -> None:
@@ -156,6 +161,31 @@ class LimitedProtocol(HttpToolsProtocol):
             self._turn_away(b"505 HTTP Version Not Supported", "this server speaks HTTP/1.1 and HTTP/1.0")
             return
         super().on_headers_complete()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """What uvicorn calls where a client offers another protocol: go on in this one (RFC 9110, 7.8).
+
+        Every client on Java's own HttpClient offers HTTP/2. The parser takes such a head for the whole request and
+        stops behind it, so another parser is told what frames the body, and reads on.
+        """
+        stopped = sys.exception()  # uvicorn handles it just now; it holds how much of the piece was read
+        if self._deaf or stopped is None:
+            return
+        framing = self._framing()
+        if framing:
+            self.parser = type(self.parser)(self)
+            self._deaf = True
+            self.parser.feed_data(b"POST / HTTP/1.1\r\n" + framing + b"\r\n")
+            self._deaf = False
+        super().data_received(self._piece[stopped.args[0] :])
+
+    def _framing(self) -> bytes:
+        """The lines of the head that frame a body, b"" where none comes."""
+        fields = dict(self.headers)
+        length, coding = fields.get(b"content-length", b""), fields.get(b"transfer-encoding", b"")
+        if coding:
+            return b"transfer-encoding: chunked\r\n"
+        return b"content-length: %b\r\n" % length if length.strip(b"0") else b""
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         if cycle.scope["http_version"] == "1.0":

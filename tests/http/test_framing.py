@@ -3,6 +3,7 @@
 import json
 import re
 import socket
+import time
 
 import pytest
 
@@ -180,6 +181,53 @@ def test_chunked_in_any_spelling(peer, coding):
     head = CHUNKED.replace(b" chunked", coding)
     peer.send(head + b"\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY))
     assert peer.answer()[0].startswith(b"HTTP/1.1 200")
+
+
+OFFER = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n"
+FRAMED = {
+    "length": (b"content-length: %d\r\n" % len(BODY), BODY),
+    "chunks": (b"transfer-encoding: chunked\r\n", b"%x\r\n%b\r\n0\r\nx-t: a\r\n\r\n" % (len(BODY), BODY)),
+}
+
+
+@pytest.mark.parametrize(("framing", "body"), FRAMED.values(), ids=FRAMED)
+@pytest.mark.parametrize("offer", [OFFER, b"connection: upgrade\r\nupgrade: websocket\r\n"], ids=["h2c", "websocket"])
+@pytest.mark.parametrize("pieces", [1, 2, 3, 40])
+def test_offers_of_another_protocol_are_passed_over(peer, framing, body, offer, pieces):
+    """Java's HttpClient makes one with every request; the body must not be lost, nor be taken for a request."""
+    head = CHUNKED.replace(b"transfer-encoding: chunked\r\n", framing) + offer + b"\r\n"
+    for _ in range(2):
+        for data in (head[: 50 * (pieces > 2)], head[50 * (pieces > 2) :] + body * (pieces == 1)):
+            peer.send(data)
+        size = max(1, 2 * len(body) // pieces)
+        for start in range(0, len(body) * (pieces > 1), size):
+            time.sleep(0.002)
+            peer.send(body[start : start + size])
+        head_of_answer, answer = peer.answer()
+        assert head_of_answer.startswith(b"HTTP/1.1 200")
+        assert json.loads(answer)["usage"]["completion_tokens"] == 2
+    peer.send(ALIVE.replace(b"connection: close\r\n", offer + b"content-length: 0\r\n"))
+    assert peer.answer()[0].startswith(b"HTTP/1.1 200")
+    peer.send(ALIVE)
+    assert peer.rest().startswith(b"HTTP/1.1 200")
+
+
+def test_bytes_behind_an_offer_are_bounded_and_checked(served):
+    head = CHUNKED + OFFER + b"\r\n"
+    with Peer(served) as peer:
+        peer.send(head + b"zz\r\n")
+        assert "malformed" in refusal(peer.rest(), 400)
+    with Peer(served) as peer:
+        peer.send(head + b"0\r\nx: " + b"a" * LIMIT + b"\r\n\r\n")
+        assert "trailers" in refusal(peer.rest(), 431)
+    with Peer(served) as peer:
+        peer.send(CHUNKED.replace(b"chunked", b"gzip, chunked") + OFFER + b"\r\n0\r\n\r\n")
+        assert "chunked" in refusal(peer.rest(), 501)
+    with Peer(served) as peer:
+        peer.send(head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY) + ALIVE * 2)
+        answer = peer.rest()
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert answer.count(b"HTTP/1.1") == 1
 
 
 NO_BODY = ["POST /health/live", "POST /health", "POST /metrics", "POST /", "POST /playground/app.js", "GET /v1/models",
