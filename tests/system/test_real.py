@@ -138,6 +138,35 @@ async def test_two_workers_share_the_streams_and_one_takes_over_the_others(real_
     assert values["generation_tokens_total"] == 5 + 2 * sum(body["max_tokens"] for body in asked)
 
 
+async def begun(http, asked):
+    """Streams begun four at a time, as many as may wait: their answers, and the tasks that take them."""
+    answers, tasks = [Answer() for _ in asked], []
+    for start in range(0, len(asked), 4):
+        few = list(zip(answers, asked, strict=True))[start : start + 4]
+        tasks += [asyncio.create_task(ask(http, answer, **body)) for answer, body in few]
+        await until(lambda few=few: all(answer.between or answer.body for answer, _ in few))
+    assert all(answer.between for answer in answers), answers
+    return answers, tasks
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_the_bounds_of_the_queue_are_not_for_streams_that_are_taken_up_again(real_server, workers):
+    """More than may wait lose their worker at once; its successor takes them all, or its neighbour."""
+    server = real_server(served_name=NAME, max_waiting=4, workers=workers, cache_bytes="64MiB")
+    await until(lambda: server.metrics()["workers_ready"] == workers, 30)
+    asked = bodies(12 if workers == 1 else 16, 60)
+    async with client(server) as http:
+        expected, tasks = await begun(http, asked)
+        await asyncio.gather(*tasks)
+        answers, tasks = await begun(http, asked)
+        os.kill(server.workers()[0].pid, signal.SIGKILL)
+        await asyncio.gather(*tasks)
+    for answer, want in zip(answers, expected, strict=True):
+        assert not answer.errors
+        assert (answer.text, answer.finish, plain(answer.usage)) == (want.text, want.finish, plain(want.usage))
+    assert server.metrics()["streams_resumed_total"] == (12 if workers == 1 else 8)
+
+
 async def test_a_crowd_that_gives_up(real_server):
     server = real_server(served_name=NAME)
     prompt = [1000 + number % 500 for number in range(8000)]
