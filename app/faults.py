@@ -3,9 +3,8 @@
 Knows sentences, codes and HTTP's status numbers, which travel with them; knows no stream.
 """
 
-import logging
-
-log = logging.getLogger("everstream.stream")
+POISONED = "poisoned"
+QUEUE_TIMEOUT = "queue_timeout"
 
 
 class Refused(Exception):
@@ -28,18 +27,23 @@ class Refused(Exception):
 
 
 class Broken(Exception):
-    """The stream ends early by a fault or a limit; `status` serves an answer of which nothing was sent yet."""
+    """The stream ends early by a fault or a limit; `status` and `retry_after` (seconds) serve an answer of which
+    nothing was sent yet."""
 
-    def __init__(self, message: str, code: str = "internal_error", status: int = 500) -> None:
+    def __init__(
+        self, message: str, code: str = "internal_error", status: int = 500, retry_after: int | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.code = code
         self.status = status
+        self.retry_after = retry_after
 
 
 def broken_by(error: Exception) -> Broken:
-    """What a stream ends with by this error; what nobody expected is logged, and only its kind is told."""
+    """What a stream ends with by this error; of what nobody expected only its kind is told, and it is the cause."""
     if isinstance(error, Broken):
         return error
-    log.error("a stream failed", exc_info=error)
-    return Broken(f"the server failed at this stream ({type(error).__name__}); its log says why")
+    broken = Broken(f"the server failed at this stream ({type(error).__name__}); its log says why")
+    broken.__cause__ = error
+    return broken

@@ -8,16 +8,16 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 from app.choice import HEARTBEAT, Delta, Token
-from app.faults import Broken, Refused, broken_by
+from app.faults import QUEUE_TIMEOUT, Broken, Refused, broken_by
 from app.stream import ChoiceUsage, Generation, Observer, Stream, Timings, Usage
 from app.text.tokenizer import Tokenizer
-from app.worker_client import Ended, Inbox, Pulse
+from app.worker_client import Ended, Inbox, Pulse, Reader
 from model.protocol import Ready, Submit
 
 log = logging.getLogger("everstream.generation")
@@ -122,45 +122,74 @@ class Service:
 
     @asynccontextmanager
     async def open(self, generation: Generation) -> AsyncIterator[Stream]:
-        """A stream of one request; leaving the block cancels what still runs.
+        """A stream of one request; see `open_all`."""
+        async with self.open_all((generation,)) as streams:
+            yield streams[0]
 
-        Raises Refused before anything is streamed: 400, 429 (a full queue) or 503 (loading, draining).
+    @asynccontextmanager
+    async def open_all(self, generations: Sequence[Generation]) -> AsyncIterator[list[Stream]]:
+        """One stream for each prompt of one request, all open or none; leaving the block cancels what still runs.
+
+        All are placed at once, so that they are accepted together. Raises Refused before anything is streamed:
+        400, 429 (a full queue) or 503 (loading, draining). What is raised inside the block ends them all as broken.
         """
-        try:
-            stream = self._admit(generation)
-        except Refused as refused:
-            self._observer.rejected(refused.code or "invalid")
-            raise
-        deadlines = self._deadlines(stream, generation)
+        streams: list[Stream] = []
+        deadlines: list[asyncio.TimerHandle] = []
         try:
             try:
-                await stream.start()
+                reader, ready = Reader(), self._admit(generations)
+                for generation in generations:
+                    streams.append(self._stream(generation, ready, reader))
+                    deadlines += self._deadlines(streams[-1], generation)
+                for stream in streams:
+                    stream.place()
+                for stream in streams:
+                    await stream.accepted()
             except Refused as refused:
-                stream.refused = True
+                for stream in streams:
+                    stream.refused = True
                 self._observer.rejected(refused.code or "invalid")
                 raise
-            yield stream
+            yield streams
+        except Refused:
+            raise
+        except Exception as error:
+            broken = broken_by(error)
+            if broken is not error:
+                broken.__cause__ = None  # it is on its way to whoever logs it
+            for stream in streams:
+                stream.fail(broken)
+            raise
         finally:
             for deadline in deadlines:
                 deadline.cancel()
-            self._close(stream)
+            for stream in streams:
+                self._close(stream)
+            self._tell_broken(streams)
 
-    def _admit(self, generation: Generation) -> Stream:
+    def _admit(self, generations: Sequence[Generation]) -> Ready:
+        """Raises Refused. The prompts of one request do not stand in each other's way: they come in whole."""
         ready = self.ready
         bounds = self._admission
-        if generation.request_id in self._streams:
-            raise Refused(400, f"a request with the id {generation.request_id!r} is running already", "request_id")
+        for generation in generations:
+            if generation.request_id in self._streams:
+                raise Refused(400, f"a request with the id {generation.request_id!r} is running already", "request_id")
         waiting = [stream for stream in self._streams.values() if stream.waiting]
         if len(waiting) >= bounds.max_waiting:
             raise self._full(f"{len(waiting)} requests are waiting already", "queue_full", len(waiting))
         tokens = sum(stream.num_prompt_tokens for stream in waiting)
-        if waiting and tokens + len(generation.prompt_ids) > bounds.max_waiting_tokens:
+        new = sum(len(generation.prompt_ids) for generation in generations)
+        if waiting and tokens + new > bounds.max_waiting_tokens:
             raise self._full(f"{tokens} prompt tokens are waiting already", "queue_tokens", len(waiting))
+        return ready
+
+    def _stream(self, generation: Generation, ready: Ready, reader: Reader) -> Stream:
+        bounds = self._admission
         stream = Stream(
             generation,
             self.tokenizer,
             ready,
-            Inbox(bounds.stream_buffer),
+            Inbox(bounds.stream_buffer, reader),
             self._pool.place,
             self._observer,
             queue_timeout=bounds.queue_timeout,
@@ -174,8 +203,24 @@ class Service:
         return stream
 
     def _full(self, what: str, code: str, waiting: int) -> Refused:
-        wait = max(1, min(60, math.ceil(waiting * self._seconds_per_request)))
+        wait = self._wait(waiting)
         return Refused(429, f"the queue is full: {what}; try again in {wait} s", code=code, retry_after=wait)
+
+    def _wait(self, waiting: int) -> int:
+        """Seconds after which so many waiting requests are likely to have been served."""
+        return max(1, min(60, math.ceil(waiting * self._seconds_per_request)))
+
+    def _tell_broken(self, streams: Sequence[Stream]) -> None:
+        """One line for a request that broke off after it was taken, with its code and sentence."""
+        broken = next((stream.broken for stream in streams if stream.broken is not None), None)
+        if broken is None or streams[0].refused:
+            return
+        if broken.code == QUEUE_TIMEOUT:
+            self._observer.rejected(QUEUE_TIMEOUT)
+        told = {"generation": streams[0].request_id, "error": broken.code, "sentence": broken.message}
+        tokens = sum(stream.usage.completion_tokens for stream in streams)
+        level = logging.ERROR if broken.status == 500 else logging.WARNING
+        log.log(level, "stream broken", extra={**told, "tokens": tokens}, exc_info=broken.__cause__)
 
     def _deadlines(self, stream: Stream, generation: Generation) -> list[asyncio.TimerHandle]:
         loop = asyncio.get_running_loop()
@@ -193,7 +238,7 @@ class Service:
         if stream.waiting:
             seconds = self._admission.queue_timeout
             message = f"the request waited {seconds:g} s in the queue without being started"
-            stream.inbox.put(Ended("queue_timeout", 503, message))
+            stream.inbox.put(Ended(QUEUE_TIMEOUT, 503, message, self._wait(self.num_waiting)))
 
     def _close(self, stream: Stream) -> None:
         stream.close()
@@ -207,14 +252,19 @@ class Service:
             self._idle.set()
 
     async def keep_alive(self) -> None:
-        """Runs for ever: a heartbeat into each stream that has shown nothing for `silence` seconds."""
+        """Runs for ever: a heartbeat for each client that was written nothing for `silence` seconds."""
         silence = self._admission.silence
         while True:
             await asyncio.sleep(min(1.0, silence / 4))
             now = time.monotonic()
+            told: set[Reader] = set()
             for stream in self._streams.values():
-                if now - stream.last_delta >= silence and stream.inbox.empty:
-                    stream.inbox.put(Pulse())
+                reader = stream.reader
+                silent = now - reader.last_write >= silence and not reader.behind
+                if silent and stream.unfinished and reader not in told:
+                    told.add(reader)
+                    if stream.inbox.empty:
+                        stream.inbox.put(Pulse())
 
     async def drain(self, grace: float) -> None:
         """Refuse new work, let running streams finish for `grace` seconds, then end each with one clear error."""

@@ -70,11 +70,10 @@ class Timed(Protocol):
     """When things happened to a request, `time.monotonic` seconds; 0.0 where they did not."""
 
     opened: float
+    started: float
     first_token: float
     last_token: float
     ended: float
-    queue_seconds: float
-    prefill_seconds: float
 
 
 class Histogram(Collector):
@@ -149,7 +148,9 @@ class Metrics:
         self.success = self._counter("request_success", "Finished requests.", "finished_reason")
         for reason in ("stop", "length", "abort", "error"):
             self.success.labels(reason)
-        self.rejections = self._counter("admission_rejections", "Requests refused before a stream began.", "reason")
+        self.rejections = self._counter(
+            "admission_rejections", "Requests refused at the door or given up in the queue.", "reason"
+        )
         self.restarts = self._counter("worker_restarts", "Workers that were started anew.")
         self.resumes = self._counter("streams_resumed", "Streams taken up again after a worker died.")
         self.poison = self._counter("requests_poisoned", "Requests ended because they seem to kill workers.")
@@ -160,7 +161,9 @@ class Metrics:
             "request_time_per_output_token_seconds", "Mean seconds a token after the first, one value a request."
         )
         self.whole = self._histogram("e2e_request_latency_seconds", "From request to last word.")
-        self.queue = self._histogram("request_queue_time_seconds", "From acceptance to the first step.")
+        self.queue = self._histogram(
+            "request_queue_time_seconds", "From request to first step, or to an end without one."
+        )
         self.prefill = self._histogram("request_prefill_time_seconds", "From the first step to the first token.")
         self.decode = self._histogram("request_decode_time_seconds", "From the first token to the last.")
         self.prompt_size = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", TOKENS)
@@ -210,7 +213,7 @@ class Metrics:
         self.live.poisoned += 1
 
     def rejected(self, reason: str) -> None:
-        """A request was refused before its stream began."""
+        """A request was refused before its stream began, or given up in the queue."""
         self.rejections.labels(reason).inc()
         self.live.rejected += 1
 
@@ -224,9 +227,10 @@ class Metrics:
         self.whole.observe(timings.ended - timings.opened)
         self.live.finished += 1
         self.live.tokens += usage.completion_tokens
+        started = timings.started or timings.ended
+        self.queue.observe(started - timings.opened)
         if timings.first_token:
-            self.queue.observe(timings.queue_seconds)
-            self.prefill.observe(timings.prefill_seconds)
+            self.prefill.observe(timings.first_token - started)
             decode = timings.last_token - timings.first_token
             self.decode.observe(decode)
             if usage.completion_tokens > 1:

@@ -19,6 +19,7 @@ from model.protocol import Retention, RetentionPolicy
 
 PREFIX = "EVERSTREAM_"
 DEFAULT_MODEL = "smollm2-135m-instruct"
+MOST_PROMPTS = 512  # in one request, as app.api.schemas_requests has it, whose import would delay the worker's start
 
 
 class SettingsError(Exception):
@@ -75,7 +76,7 @@ class Settings(BaseSettings):
     host: str = option("127.0.0.1", "Server", "address to listen on; a public one needs API keys or --insecure")
     port: int = option(8000, "Server", "port to listen on; 0 takes a free one", ge=0, le=65535)
     grace: float = option(30.0, "Server", "seconds that running streams get after SIGTERM", ge=0)
-    silence: float = option(15.0, "Server", "seconds without a token until a stream gets a comment line", gt=0)
+    silence: float = option(15.0, "Server", "seconds without a write until a stream gets a comment line", gt=0)
     request_timeout: float | None = option(None, "Server", "longest life of a request; none by default", gt=0)
     max_connections: int = option(4096, "Server", "open connections, beyond which new ones get 503", ge=1)
     max_body_bytes: ByteSize = option(ByteSize(16 << 20), "Server", "largest request body", ge=1024)
@@ -164,8 +165,9 @@ class Settings(BaseSettings):
                 context=self.context,
                 token_budget=self.token_budget,
                 max_sequences=self.max_sequences,
-                max_waiting=self.max_waiting,
-                max_waiting_tokens=self.max_waiting_tokens,
+                # The front end bounds the queue; one request beyond it may bring a list of prompts, each byte a token.
+                max_waiting=self.max_waiting + MOST_PROMPTS,
+                max_waiting_tokens=self.max_waiting_tokens + int(self.max_body_bytes),
                 max_stream_tokens=self.max_stream_tokens,
                 prefix_cache=self.prefix_cache,
                 fault_token=self.fault_token,

@@ -4,6 +4,7 @@ Knows what was asked for, what was delivered, and how to go on after a worker's 
 workers there are or how requests are admitted. One consumer; leaving early cancels what still runs.
 """
 
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -13,9 +14,9 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from app.choice import HEARTBEAT, Choice, Delta, OutOfOrder
-from app.faults import Broken, Refused, broken_by
+from app.faults import POISONED, Broken, Refused, broken_by
 from app.text.tokenizer import Tokenizer
-from app.worker_client import Ended, Event, Inbox, Lost, Pulse
+from app.worker_client import Ended, Event, Inbox, Lost, Pulse, Reader
 from model.protocol import (
     Accepted,
     Failed,
@@ -27,6 +28,8 @@ from model.protocol import (
     Submit,
     TokenLogprob,
 )
+
+log = logging.getLogger("everstream.stream")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +71,16 @@ class Usage:
 
 
 class Timings:
-    """When things happened to one request: `time.monotonic` seconds, 0.0 until known."""
+    """When things happened to one request: `time.monotonic` seconds, 0.0 until known. `started`: its first step."""
 
-    __slots__ = ("ended", "first_token", "last_token", "opened", "prefill_seconds", "queue_seconds")
+    __slots__ = ("ended", "first_token", "last_token", "opened", "started")
 
     def __init__(self) -> None:
         self.opened = time.monotonic()
+        self.started = 0.0
         self.first_token = 0.0
         self.last_token = 0.0
         self.ended = 0.0
-        self.queue_seconds = 0.0
-        self.prefill_seconds = 0.0
 
 
 class Observer(Protocol):
@@ -112,7 +114,6 @@ class Stream:
         self.timings = Timings()
         self.prompt_logprobs: list[TokenLogprob] = []
         self.cached_tokens = 0
-        self.last_delta = self.timings.opened
         self.refused = False
         self.inbox = inbox
         self._generation = generation
@@ -125,7 +126,7 @@ class Stream:
         self._listener: Callable[[Delta], bool] | None = None
         self._strikes = 0
         self._gained = False
-        self._broken: Broken | None = None
+        self.broken: Broken | None = None
         self._submit = Submit(
             request=generation.request_id,
             attempt=1,
@@ -158,6 +159,16 @@ class Stream:
         return not self.inbox.started
 
     @property
+    def unfinished(self) -> bool:
+        """Some choice has not had its last word."""
+        return self._open > 0
+
+    @property
+    def reader(self) -> Reader:
+        """Who gets what the stream gives."""
+        return self.inbox.reader
+
+    @property
     def usage(self) -> Usage:
         choices = tuple(ChoiceUsage(c.num_output_tokens, c.evicted) for c in self._choices)
         return Usage(
@@ -168,9 +179,12 @@ class Stream:
             choices=choices,
         )
 
-    async def start(self) -> None:
-        """Submit and wait until a worker has accepted the request. Raises Refused when none does."""
+    def place(self) -> None:
+        """Hand the request to a worker; `accepted` tells what became of it."""
         self._place(self._submit, self.inbox)
+
+    async def accepted(self) -> None:
+        """Wait until a worker has accepted the request. Raises Refused when none does."""
         accepted = False
         while not accepted:
             for event in await self.inbox.take():
@@ -183,12 +197,12 @@ class Stream:
                     retry = None if status == 400 else 1
                     raise Refused(status, event.message, event.param, event.reason, retry)
                 elif isinstance(event, Ended):
-                    raise Refused(event.status, event.message, code=event.code)
+                    raise Refused(event.status, event.message, code=event.code, retry_after=event.retry_after)
                 else:
                     self._take(event)
-                    if self._broken is not None:
-                        broken = self._broken
-                        own = broken.status < 500  # the request's own fault: trying again would not help
+                    if self.broken is not None:
+                        broken = self.broken
+                        own = broken.status < 500 or broken.code == POISONED  # trying again would not help
                         status, retry = (broken.status, None) if own else (503, 1)
                         raise Refused(status, broken.message, code=broken.code, retry_after=retry) from broken
 
@@ -198,13 +212,12 @@ class Stream:
     async def __anext__(self) -> Delta:
         """The next delta. Raises Broken when the stream cannot go on."""
         while not self._pending:
-            if self._broken is not None:
-                raise self._broken
+            if self.broken is not None:
+                raise self.broken
             if not self._open:
                 raise StopAsyncIteration
             for event in await self.inbox.take():
                 self._take(event)
-        self.last_delta = time.monotonic()
         return self._pending.popleft()
 
     def take_pending(self) -> tuple[Delta, ...]:
@@ -236,15 +249,20 @@ class Stream:
                 if not self._listener(delta):
                     pending.appendleft(delta)
                     return False
-                self.last_delta = self.timings.last_token
         except Exception as error:  # whatever it is, it is this stream's: all streams share the call we are in
-            self._broken = broken_by(error)
-        return self._broken is None
+            self.broken = broken_by(error)
+        return self.broken is None
+
+    def fail(self, broken: Broken) -> None:
+        """What is still open ends by this fault, wherever it happened; the stream's own fault comes first."""
+        if self._open and self.broken is None:
+            self.broken = broken
 
     def close(self) -> None:
         """Cancel what still runs, and count the request; only the first call counts."""
         if self.timings.ended:
             return
+        self.timings.started = self.inbox.started
         self.timings.ended = time.monotonic()
         self.inbox.closed = True
         self.inbox.listener = self._listener = None
@@ -257,7 +275,7 @@ class Stream:
             self._observer.finished(self._generation, self.usage, self.timings, self._reason())
 
     def _reason(self) -> str:
-        if self._broken is not None:
+        if self.broken is not None:
             return "error"
         if self._open:
             return "abort"
@@ -265,11 +283,11 @@ class Stream:
         return next(reason for reason in ("abort", "length", "stop") if reason in reasons)
 
     def _take(self, event: Event) -> None:
-        if self._broken is None:
+        if self.broken is None:
             try:
                 self._handle(event)
             except Broken as broken:
-                self._broken = broken
+                self.broken = broken
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, Row):
@@ -279,14 +297,14 @@ class Stream:
         elif isinstance(event, Pulse):
             self._pending.append(HEARTBEAT)
         elif isinstance(event, Ended):
-            raise Broken(event.message, event.code, event.status)
+            raise Broken(event.message, event.code, event.status, event.retry_after)
         elif isinstance(event, Failed):
             if event.reason:
                 raise Broken(event.message, event.reason, 400)
             raise Broken(event.message)
         elif isinstance(event, Rejected):
             again = "the stream could not be taken up again: " if event.attempt > 1 else ""
-            raise Broken(again + event.message, event.reason, _REJECTION_STATUS.get(event.reason, 503))
+            raise Broken(again + event.message, event.reason, _REJECTION_STATUS.get(event.reason, 503), 1)
 
     def _row(self, row: Row) -> None:
         if row.prompt_logprobs:
@@ -317,8 +335,6 @@ class Stream:
             self.cached_tokens = max(self.cached_tokens, row.cached_tokens)
         if not timings.first_token:
             timings.first_token = now
-            timings.queue_seconds = row.queue_seconds
-            timings.prefill_seconds = row.prefill_seconds
             self._observer.first_token(now - timings.opened, now)
         elif not first:
             self._observer.token_gap(now - choice.last_token, now)
@@ -336,9 +352,12 @@ class Stream:
             self._strikes += 1
             if self._strikes > 1:
                 self._observer.poisoned()
-                raise Broken("this request ended two workers in a row, the second one alone; it is not tried again")
+                told = {"generation": self.request_id, "workers_ended": self._strikes}
+                log.error("request poisoned", extra={**told, "prompt_tokens": self.num_prompt_tokens})
+                text = "this request ended two workers in a row, the second one alone; it is not tried again"
+                raise Broken(text, POISONED)
         if not self._resume:
-            raise Broken("the worker died while it served this request; send it again", "worker_lost", 503)
+            raise Broken("the worker died while it served this request; send it again", "worker_lost", 503, 1)
         self._gained = False
         params = self._submit.params
         begun = any(choice.num_output_tokens for choice in self._choices)

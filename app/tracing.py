@@ -85,10 +85,9 @@ class Tracing:
 def _parts(timings: Timings) -> list[tuple[str, float, float]]:
     if not timings.first_token:
         return [("queue", timings.opened, timings.ended)]
-    prefill = timings.first_token - timings.prefill_seconds
     return [
-        ("queue", max(timings.opened, prefill - timings.queue_seconds), prefill),
-        ("prefill", prefill, timings.first_token),
+        ("queue", timings.opened, timings.started),
+        ("prefill", timings.started, timings.first_token),
         ("decode", timings.first_token, timings.last_token),
         ("stream", timings.first_token, timings.ended),
     ]

@@ -5,6 +5,7 @@ ends, every request still open gets a `Lost`, which says whether it was in the s
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ class Ended:
     code: str
     status: int
     message: str
+    retry_after: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +56,35 @@ class Pulse:
 Event = Accepted | Rejected | Failed | Row | Lost | Ended | Pulse
 
 
+class Reader:
+    """The client of one request, which may have several streams.
+
+    `behind`: it takes nothing at the moment, and who writes to it has to wait. `last_write`: when something was last
+    written to it (`time.monotonic`), infinite where it is not told piece by piece.
+    """
+
+    __slots__ = ("behind", "last_write")
+
+    def __init__(self) -> None:
+        self.behind = False
+        self.last_write = math.inf
+
+
 class Inbox:
     """What arrived for one request and was not taken yet. One consumer; it takes everything at once.
 
-    `limit` bounds the tokens held for a consumer that does not come; over it the rest is dropped and an
-    `Ended("slow_reader")` stands last, so memory is bounded whatever the client does.
+    `limit` bounds the tokens that pile up while the reader is behind; over it the rest is dropped and an
+    `Ended("slow_reader")` stands last, so memory is bounded whatever the client does. What the server itself has not
+    asked for yet is not the client's fault and does not count. `started`: when a step first worked on the request
+    (`time.monotonic`), whichever worker's; 0.0 until then.
     """
 
     __slots__ = (
         *("_events", "_limit", "_tokens", "_waiter"),
-        *("attempt", "client", "closed", "listener", "overflowed", "started"),
+        *("attempt", "client", "closed", "listener", "overflowed", "reader", "started"),
     )
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, reader: Reader) -> None:
         self._events: list[Event] = []
         self._limit = limit
         self._tokens = 0
@@ -76,7 +94,8 @@ class Inbox:
         self.listener: Callable[[Row], bool] | None = None
         self.closed = False
         self.overflowed = False
-        self.started = False
+        self.reader = reader
+        self.started = 0.0
 
     def put(self, event: Event) -> None:
         """Hold one event and wake the consumer; a row that finds it waiting is first offered to the `listener`.
@@ -93,12 +112,12 @@ class Inbox:
                 if not self.listener(event):
                     waiter.set_result(None)
                 return
-            self._tokens += len(event.tokens) + len(event.prompt_logprobs)
-            if self._events and self._tokens > self._limit:  # one row alone may be long: a prompt's log-probabilities
-                self.overflowed = True
-                event = Ended(
-                    "slow_reader", 503, f"the client let {self._limit} tokens pile up unread; reading stopped"
-                )
+            if self.reader.behind:
+                self._tokens += len(event.tokens) + len(event.prompt_logprobs)
+                if self._events and self._tokens > self._limit:  # one row alone may be long: a prompt's scores
+                    self.overflowed = True
+                    text = f"the client let {self._limit} tokens pile up unread; reading stopped"
+                    event = Ended("slow_reader", 503, text)
         self._events.append(event)
         if waiter is not None:
             waiter.set_result(None)
@@ -210,7 +229,8 @@ class WorkerClient:
             for row in message.rows:
                 inbox = self._inboxes.get(row.request)
                 if inbox is not None and row.attempt == inbox.attempt:
-                    inbox.started = True
+                    if not inbox.started:
+                        inbox.started = self.last_heard
                     inbox.put(row)
                     if inbox.overflowed:
                         self.cancel(row.request)
@@ -223,8 +243,8 @@ class WorkerClient:
             self._in_step = frozenset(message.requests)
             for request in message.requests:
                 inbox = self._inboxes.get(request)
-                if inbox is not None:
-                    inbox.started = True
+                if inbox is not None and not inbox.started:
+                    inbox.started = self.last_heard
         elif isinstance(message, Accepted | Rejected | Failed):
             inbox = self._inboxes.get(message.request)
             if inbox is not None and message.attempt == inbox.attempt:

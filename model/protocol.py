@@ -162,8 +162,8 @@ class Row(Struct, frozen=True, omit_defaults=True):
 
     `index` is the place of `tokens[0]` in the choice's output, so a repeated or missing token is seen.
     `finish` is "" until the choice's last row. `prompt_logprobs` comes in pieces, in order, the first
-    prompt token having none. `cached_tokens` (prefix hit), `queue_seconds` and `prefill_seconds` are set
-    on a choice's first row with a token (or its last row where it has none); `evicted` is the running total.
+    prompt token having none. `cached_tokens` (prefix hit) is set on a choice's first row with a token (or its
+    last row where it has none); `evicted` is the running total.
     """
 
     request: str
@@ -176,8 +176,6 @@ class Row(Struct, frozen=True, omit_defaults=True):
     stop_token: int | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     cached_tokens: int = 0
-    queue_seconds: float = 0.0
-    prefill_seconds: float = 0.0
     evicted: int = 0
     blocks: tuple[BlockView, ...] = ()
 

@@ -280,7 +280,7 @@ class FakeEngine:
         if params.prompt_logprobs is not None and not sequence.prompt_sent and sequence.choice == 0:
             prompt_logprobs = tuple(self._logprob(token, params.prompt_logprobs) for token in submit.prompt[1:])
         sequence.prompt_sent = True
-        first, sequence.sent_first = not sequence.sent_first, True
+        sequence.sent_first = True
         retention = submit.retention
         evicted = max(0, sequence.position - retention.sink_tokens - retention.window)
         return Row(
@@ -293,8 +293,6 @@ class FakeEngine:
             finish=finish,
             stop_token=stop,
             prompt_logprobs=prompt_logprobs,
-            queue_seconds=0.001 if first else 0.0,
-            prefill_seconds=0.002 if first else 0.0,
             evicted=0 if retention.policy == "none" else evicted,
             blocks=(BlockView(0, 1, 1),) if submit.watch else (),
         )

@@ -102,11 +102,9 @@ class _Writer:
     async def events(self, streams: Sequence[Stream]) -> AsyncGenerator[bytes, None]:
         """The stream's bytes."""
         async for piece in pieces(streams):
-            if not piece.deltas:
-                yield WAITING
             data = self.written(streams, piece.deltas)
-            if data:
-                yield data
+            if data or piece.pulse:
+                yield data or WAITING
         if self._frame.include_usage:
             yield event(self._chunk([], usage=self._frame.usage(streams)))
         yield DONE

@@ -112,15 +112,13 @@ class _Writer:
     async def events(self, streams: Sequence[Stream]) -> AsyncGenerator[bytes, None]:
         """The stream's bytes."""
         async for piece in pieces(streams):
-            if not piece.deltas:
-                yield WAITING
             numbered: Sequence[Delta] = piece.deltas
             if piece.prompt:
                 numbered = [replace(delta, choice=piece.prompt * self._n + delta.choice) for delta in piece.deltas]
             weight = self._candidates and self._weight(numbered)
             data = await shaped(weight, self.written, streams, numbered) if weight else self.written(streams, numbered)
-            if data:
-                yield data
+            if data or piece.pulse:
+                yield data or WAITING
         if self._frame.include_usage:
             yield event(self._completion([], usage=self._frame.usage(streams)))
         yield DONE

@@ -79,6 +79,7 @@ def error_response(
 
 async def _on_fault(request: Request, error: Exception) -> Response:
     fault = cast(Fault, error)
+    request.state.error = fault.code or "invalid"  # for the access log, as in the others
     wait = getattr(error, "retry_after", None)
     headers = {"Retry-After": str(wait)} if wait else None
     return error_response(fault.status, fault.message, getattr(error, "param", None), fault.code, headers)
@@ -90,11 +91,13 @@ async def _on_http(request: Request, error: Exception) -> Response:
     message = what.get(refusal.status_code, str(refusal.detail))
     text = f"{message}: {request.method} {request.url.path[:200]}"
     headers = dict(refusal.headers) if refusal.headers else None
+    request.state.error = _CODES.get(refusal.status_code, "invalid")
     return error_response(refusal.status_code, text, None, _CODES.get(refusal.status_code), headers)
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:
     log.error("unexpected error", exc_info=error)
+    request.state.error = "internal_error"
     return error_response(500, "the server failed at this request; its log says why", code="internal_error")
 
 

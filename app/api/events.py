@@ -4,15 +4,16 @@ Knows deltas and bytes; what a chunk looks like is the route's. One write for al
 """
 
 import asyncio
+import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, MutableMapping, Sequence
 from contextlib import AsyncExitStack, aclosing
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from app.api.errors import error_event
 from app.generation import Delta, Generation, Service, Stream, Token, broken_by
@@ -30,10 +31,11 @@ HEAVY = 4096  # candidates told; shaping them takes some milliseconds
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """What one step gave one prompt of a request; `deltas` is empty for a heartbeat."""
+    """What one step gave one prompt of a request. `pulse`: a heartbeat is among it, something must be written."""
 
     prompt: int
     deltas: tuple[Delta, ...]
+    pulse: bool = False
 
 
 def event(chunk: msgspec.Struct) -> bytes:
@@ -67,14 +69,14 @@ async def shaped(
 
 async def open_streams(stack: AsyncExitStack, service: Service, generations: Sequence[Generation]) -> list[Stream]:
     """One stream a prompt, all open or none: leaving the stack ends them. Raises Refused."""
-    return [await stack.enter_async_context(service.open(generation)) for generation in generations]
+    return await stack.enter_async_context(service.open_all(generations))
 
 
 async def pieces(streams: Sequence[Stream]) -> AsyncIterator[Piece]:
     """Everything the streams give, in the order it comes. Raises Broken when one of them cannot go on."""
     if len(streams) == 1:
         async for first in streams[0]:
-            yield Piece(0, _step(first, streams[0]))
+            yield _step(0, first, streams[0])
         return
     queue: asyncio.Queue[Piece | BaseException | None] = asyncio.Queue(2 * len(streams))
     tasks = [asyncio.create_task(_pump(number, stream, queue)) for number, stream in enumerate(streams)]
@@ -97,19 +99,20 @@ async def pieces(streams: Sequence[Stream]) -> AsyncIterator[Piece]:
 async def _pump(number: int, stream: Stream, queue: "asyncio.Queue[Piece | BaseException | None]") -> None:
     try:
         async for first in stream:
-            await queue.put(Piece(number, _step(first, stream)))
+            await queue.put(_step(number, first, stream))
     except Exception as error:  # whoever reads the queue raises it
         await queue.put(error)
     else:
         await queue.put(None)
 
 
-def _step(first: Delta, stream: Stream) -> tuple[Delta, ...]:
-    """What is there at once, without heartbeats beside it; () is a heartbeat."""
+def _step(prompt: int, first: Delta, stream: Stream) -> Piece:
+    """What is there at once."""
     rest = stream.take_pending()
     if rest or first.choice < 0:
-        return tuple(delta for delta in (first, *rest) if delta.choice >= 0)
-    return (first,)
+        deltas = tuple(delta for delta in (first, *rest) if delta.choice >= 0)
+        return Piece(prompt, deltas, len(deltas) <= len(rest))
+    return Piece(prompt, (first,))
 
 
 class Writer(Protocol):
@@ -151,32 +154,48 @@ class EventResponse(StreamingResponse):
         self._body = body
         self._writer = writer
         self._streams = streams
+        self._reader = streams[0].reader
         self._stack = stack
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with aclosing(self._body) as body:
-                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-                await self._write(body, scope["state"]["send"], scope["state"].get("chunks"))
+                head = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+                await self._sent(send, head)
+                await self._write(body, scope["state"])
         finally:
             await self._stack.aclose()
 
-    async def _write(self, body: AsyncIterator[bytes], send: Send, chunks: Chunks | None) -> None:
-        """The body to its end, which a fault makes an error event."""
+    async def _sent(self, send: Send, message: Message) -> None:
+        """While this waits, the client has not taken what was sent before."""
+        self._reader.behind = True
+        await send(message)
+        self._reader.behind = False
+        self._reader.last_write = time.monotonic()
+
+    async def _write(self, body: AsyncIterator[bytes], state: MutableMapping[str, Any]) -> None:
+        """The body to its end, which a fault makes an error event; `state` gets its code."""
+        send: Send = state["send"]
+        chunks: Chunks | None = state.get("chunks")
         lone = len(self._streams) == 1 and self._streams[0].num_choices == 1
         try:
             async for data in body:
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+                await self._sent(send, {"type": "http.response.body", "body": data, "more_body": True})
                 if lone and chunks is not None and data is not WAITING:
                     lone = False
                     self._streams[0].listen(self._shortcut(chunks))
             last = b""
         except Exception as error:
-            last = error_event(broken_by(error))
+            broken = broken_by(error)
+            for stream in self._streams:
+                stream.fail(broken)
+            state["error"] = broken.code
+            last = error_event(broken)
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     def _shortcut(self, chunks: Chunks) -> Callable[[Delta], bool]:
         """Writes a delta where that can be done at once, and says whether it did."""
+        reader = self._reader
 
         def write(delta: Delta) -> bool:
             if not chunks.open:
@@ -184,6 +203,7 @@ class EventResponse(StreamingResponse):
             data = self._writer.written(self._streams, (delta,))
             if data:
                 chunks.write(data)
+                reader.last_write = time.monotonic()
             return True
 
         return write

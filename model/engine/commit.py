@@ -3,7 +3,6 @@
 Knows sequences and results; no tensors, no sockets. At the same token, stop beats length.
 """
 
-import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -139,8 +138,6 @@ class Commit:
             stop_token=stop,
             prompt_logprobs=scores,
             cached_tokens=group.cached_tokens if first else 0,
-            queue_seconds=group.started - group.arrived if first else 0.0,
-            prefill_seconds=time.monotonic() - group.started if first else 0.0,
             evicted=sequence.evicted,
             blocks=self._views(sequence) if group.submit.watch else (),
         )

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from app.metrics import Metrics
+from app.metrics import PREFIX, Metrics
 
 DOCKER = Path(__file__).resolve().parent.parent.parent / "docker"
 DASHBOARD = json.loads((DOCKER / "grafana" / "dashboards" / "everstream.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 QUERIES = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
+SELECTOR = re.compile(PREFIX + r"(\w+)\{([^}]*)\}")
 ALERTS = (DOCKER / "alerts.yml").read_text()
 
 
@@ -46,6 +47,28 @@ def test_alerts_ask_only_for_metrics_that_exist() -> None:
     asked = set(re.findall(r"\beverstream_\w+", ALERTS))
     assert len(asked) >= 6
     assert asked <= exposed(), asked - exposed()
+
+
+def test_labels_in_queries_exist() -> None:
+    metrics = Metrics()
+    metrics.rejected("queue_full")
+    metrics.http_request("/x", "GET", 200)
+    samples = re.findall(rf"^{PREFIX}(\w+)\{{(.*)\}} ", metrics.text().decode(), re.M)
+    labels = {name: set(re.findall(r'(\w+)="', told)) for name, told in samples}
+    asked = [found for text in (ALERTS, *dict(QUERIES).values()) for found in SELECTOR.findall(text)]
+    assert len(asked) >= 4
+    for name, selector in asked:
+        assert set(re.findall(r"(\w+)=", selector)) <= labels[name], f"{name}{{{selector}}}"
+        for reason in re.findall(r'finished_reason="(\w+)"', selector):
+            assert f'everstream_{name}{{finished_reason="{reason}"}}' in metrics.text().decode()
+
+
+def test_alerts_send_people_to_log_lines_that_exist() -> None:
+    source = "".join(path.read_text() for path in (DOCKER.parent / "app").rglob("*.py"))
+    events = re.findall(r'^ +action: .*?"([a-z ]+)"', ALERTS, re.M)
+    assert {"request", "stream broken", "request poisoned"} <= set(events)
+    for event in events:
+        assert re.search(rf'log\.\w+\((level, )?"{event}', source), f"nobody logs {event!r}"
 
 
 @pytest.mark.parametrize(("title", "query"), QUERIES)

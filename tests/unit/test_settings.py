@@ -7,6 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from app import settings
+from app.api.schemas_requests import MAX_PROMPTS
 from app.settings import Settings, SettingsError, load, share_cores
 from model.config import EngineConfig
 from model.protocol import Retention
@@ -51,9 +52,9 @@ def test_an_unknown_variable_is_refused(monkeypatch: pytest.MonkeyPatch, variabl
         ("token_budget", 0),
         ("retention", "forever"),
         ("max_stream_tokens", 10_000_001),
-        ("queue_timeout", 0),
         ("max_stream_tokens", 1),
         ("max_waiting", 0),
+        ("queue_timeout", 0),
         ("silence", float("nan")),
         ("grace", float("inf")),
     ],
@@ -75,7 +76,6 @@ def test_sinks_must_be_fewer_than_the_window() -> None:
     assert load(retention="sinks", sink_tokens=1, window=508).default_retention == Retention("sinks", 1, 508)
 
 
-def test_sizes_and_lists_are_read_as_people_write_them(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_values_that_can_never_work_together_are_refused_whatever_the_policy() -> None:
     with pytest.raises(SettingsError, match=r"^sink_tokens \(2000\) must be fewer than window \(1020\)"):
         load(sink_tokens=2000)
@@ -84,6 +84,7 @@ def test_values_that_can_never_work_together_are_refused_whatever_the_policy() -
     assert load(retention="window", window=4).default_retention.window == 4
 
 
+def test_sizes_and_lists_are_read_as_people_write_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVERSTREAM_CACHE_BYTES", "2GiB")
     monkeypatch.setenv("EVERSTREAM_CORS_ORIGINS", "https://a.example, https://b.example")
     chosen = load()
@@ -143,3 +144,8 @@ def test_cores_are_shared_out(cores: list[int], workers: int, shares: list[tuple
 
 def test_this_machine_has_a_core() -> None:
     assert len(settings.physical_cores()) >= 1
+
+
+def test_the_engines_bounds_leave_room_for_one_list_of_prompts() -> None:
+    (config,) = Settings(max_waiting=1, max_waiting_tokens=7, max_body_bytes="2048").engine_configs(Path("m"), "m")
+    assert (config.max_waiting, config.max_waiting_tokens) == (1 + MAX_PROMPTS, 2055)

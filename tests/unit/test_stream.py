@@ -1,6 +1,7 @@
 """Streams over a pretend worker: admission, deadlines, stops, slow readers, one last word each."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -78,6 +79,18 @@ async def test_cancelled_while_waiting_for_acceptance(tokenizer):
         await task
     assert bench.service.num_open == 0
     assert bench.value("request_success_total", finished_reason="abort") == 1
+    assert bench.value("request_queue_time_seconds_count") == 1
+
+
+async def test_given_up_in_the_queue_before_a_worker_accepted(tokenizer):
+    bench = Bench(tokenizer, Admission(queue_timeout=0.05))
+    bench.pool.place = lambda submit, inbox: None
+    with pytest.raises(Refused, match="in the queue") as caught:
+        await collect(bench.service, ask())
+    assert (caught.value.status, caught.value.code) == (503, "queue_timeout")
+    assert caught.value.retry_after >= 1
+    assert bench.value("admission_rejections_total", reason="queue_timeout") == 1
+    assert bench.value("request_success_total", finished_reason="error") == 0
 
 
 async def test_a_failed_request_ends_with_its_message(tokenizer):
@@ -153,6 +166,10 @@ async def test_deadlines(tokenizer):
         with pytest.raises(Broken, match="in the queue") as caught:
             await anext(stream)
         assert (caught.value.code, caught.value.status) == ("queue_timeout", 503)
+        assert caught.value.retry_after >= 1
+    assert bench.value("admission_rejections_total", reason="queue_timeout") == 1
+    assert bench.value("request_success_total", finished_reason="error") == 1
+    assert bench.value("request_queue_time_seconds_sum") == pytest.approx(0.05, abs=0.04)
     bench = Bench(tokenizer, Admission(request_timeout=9.0), delay=0.01)
     async with bench.running():
         async with bench.service.open(ask("b", max_tokens=10_000, timeout=0.1)) as stream:
@@ -167,6 +184,7 @@ async def test_a_silent_stream_gets_heartbeats(tokenizer):
     bench = Bench(tokenizer, Admission(silence=0.05))
     bench.pool.paused = True
     async with bench.running(), bench.service.open(ask(max_tokens=2)) as stream:
+        stream.reader.last_write = time.monotonic()
         assert await anext(stream) is HEARTBEAT
         bench.lose("r")
         assert await anext(stream) is HEARTBEAT
@@ -180,12 +198,23 @@ async def test_a_slow_reader_is_ended_and_memory_stays_bounded(tokenizer):
     bench = Bench(tokenizer, Admission(stream_buffer=64))
     async with bench.running(), bench.service.open(ask(max_tokens=3000)) as stream:
         await anext(stream)
+        stream.reader.behind = True
         for _ in range(400):
             await asyncio.sleep(0)
         assert len(bench.pool.inboxes["r"]._events) <= 65
         with pytest.raises(Broken, match="pile up") as caught:
             await finish(stream)
     assert caught.value.code == "slow_reader"
+
+
+async def test_what_the_server_has_not_asked_for_yet_is_not_the_clients_fault(tokenizer):
+    bench = Bench(tokenizer, Admission(stream_buffer=64))
+    async with bench.running(), bench.service.open(ask(max_tokens=3000)) as stream:
+        await anext(stream)
+        for _ in range(400):
+            await asyncio.sleep(0)
+        await finish(stream)
+        assert stream.usage.completion_tokens == 3000
 
 
 async def test_draining_refuses_then_ends_what_is_late(tokenizer):

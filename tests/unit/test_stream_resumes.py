@@ -5,10 +5,10 @@ import socket
 
 import pytest
 
-from app.generation import Admission, Broken, Stream
+from app.generation import Admission, Broken, Refused, Stream
 from app.metrics import Metrics
 from app.supervisor import Supervisor
-from app.worker_client import Inbox, Lost, WorkerClient
+from app.worker_client import Inbox, Lost, Reader, WorkerClient
 from model.config import EngineConfig
 from model.protocol import Rejected, Retention
 from model.wire import AsyncConnection
@@ -83,7 +83,24 @@ async def test_messages_of_an_older_attempt_are_dropped(tokenizer):
         assert stream.usage.completion_tokens == 30
 
 
-async def test_poison_fails_after_dying_alone(tokenizer):
+async def test_time_in_the_queue_is_counted_over_all_attempts(tokenizer):
+    bench = Bench(tokenizer)
+    bench.pool.paused = True
+    async with bench.running():
+        task = asyncio.create_task(collect(bench.service, ask(max_tokens=2)))
+        await asyncio.sleep(0.2)
+        bench.lose("r", in_step=False)
+        await asyncio.sleep(0.1)
+        bench.pool.paused = False
+        bench.pool.wake.set()
+        await task
+    queued = bench.value("request_queue_time_seconds_sum")
+    assert queued >= 0.3
+    whole = bench.value("time_to_first_token_seconds_sum")
+    assert queued + bench.value("request_prefill_time_seconds_sum") == pytest.approx(whole)
+
+
+async def test_poison_fails_after_dying_alone(tokenizer, caplog):
     bench = Bench(tokenizer)
     bench.pool.paused = True
     task = asyncio.create_task(collect(bench.service, ask()))
@@ -95,6 +112,17 @@ async def test_poison_fails_after_dying_alone(tokenizer):
         await asyncio.wait_for(task, 5)
     assert bench.value("requests_poisoned_total") == 1
     assert len(bench.pool.submitted) == 2
+    poisoned, broken = (record for record in caplog.records if record.name.startswith("everstream"))
+    assert (poisoned.message, poisoned.generation, poisoned.workers_ended) == ("request poisoned", "r", 2)
+    assert (broken.message, broken.error) == ("stream broken", "poisoned")
+
+
+async def test_poison_before_its_worker_accepted_is_no_invitation_to_come_again(tokenizer):
+    bench = Bench(tokenizer)
+    bench.pool.place = lambda submit, inbox: inbox.put(Lost(True))
+    with pytest.raises(Refused, match="ended two workers") as caught:
+        await collect(bench.service, ask())
+    assert (caught.value.status, caught.value.code, caught.value.retry_after) == (500, "poisoned", None)
 
 
 async def test_a_token_clears_the_strike_and_a_bystander_gets_none(tokenizer):
@@ -177,8 +205,11 @@ async def test_a_request_placed_while_the_worker_has_just_died_waits_for_the_nex
     pump = asyncio.create_task(client.run())
     await asyncio.sleep(0.01)
     workers.close()
-    streams = [Stream(ask(name), tokenizer, ready, Inbox(10), supervisor.place, Metrics()) for name in ("one", "two")]
-    starting = [asyncio.create_task(stream.start()) for stream in streams]
+    made = [(ask(name), tokenizer, ready, Inbox(10, Reader())) for name in ("one", "two")]
+    streams = [Stream(*each, supervisor.place, Metrics()) for each in made]
+    for stream in streams:
+        stream.place()
+    starting = [asyncio.create_task(stream.accepted()) for stream in streams]
     await asyncio.sleep(0.05)
     assert {submit.request for submit, _ in supervisor._parked} == {"one", "two"}
     assert max(submit.attempt for submit, _ in supervisor._parked) > 1

@@ -30,7 +30,7 @@ def finish(tracing, traceparent, reason="stop", first=True):
     timings = Timings()
     if first:
         timings.first_token, timings.last_token = timings.opened + 0.3, timings.opened + 0.9
-        timings.queue_seconds, timings.prefill_seconds = 0.1, 0.2
+        timings.started = timings.opened + 0.1
     timings.ended = timings.opened + 1.0
     usage = Usage(5, 7, 0, 0, (ChoiceUsage(7, 0),))
     generation = Generation("r", (1,) * 5, SamplingParams(), Retention(), traceparent=traceparent)
