@@ -8,6 +8,10 @@ BIN = .venv/bin
 KERNELS = model/decoder/kernels/cpu
 KERNEL_SOURCES = $(wildcard $(KERNELS)/*.cpp $(KERNELS)/*.h $(KERNELS)/build.py)
 
+# Tests that only compute: two processes at once. The others start servers and look at the clock.
+COMPUTING = tests/checkpoint tests/kernels tests/parity tests/sampler \
+	$(filter-out tests/engine/test_worker.py,$(wildcard tests/engine/test_*.py))
+
 .PHONY: help install install-test serve test lint format lock bench soak clean
 
 help:  ## this list
@@ -22,7 +26,8 @@ serve: install  ## the default model on http://127.0.0.1:8000; ARGS="--port 8080
 
 test: install-test  ## everything; tests of the front end run where torch is not installed
 	.venv-front/bin/python -m pytest tests/unit tests/http
-	$(BIN)/python -m pytest tests --ignore=tests/unit --ignore=tests/http
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(COMPUTING)
+	$(BIN)/python -m pytest tests --ignore=tests/unit --ignore=tests/http $(COMPUTING:%=--ignore=%)
 
 lint: .venv/.test  ## ruff, mypy --strict, hadolint, shellcheck
 	$(BIN)/ruff format --check .
