@@ -11,8 +11,7 @@ The block table of a sequence is compact, so a stream at position 10**7 has a sh
 Before anything was evicted recent_base == sink_blocks, so entry and logical block are the same number.
 Query p sees key j when j <= p and (j < sinks or j > p - window); where sinks > 0, the keys j < sinks are
 seen from position min(p, sinks + window - 1). A sequence without retention has sinks 0, window NO_WINDOW.
-Where p < sinks + window it sees all, and a kernel must give it the very bits that it has without retention: the blocks
-computed until then are shared with streams under every policy.
+Where p < sinks + window it must have the very bits it has without retention: such blocks are shared by all policies.
 While a stream is replayed, the windows of its first queries reach back before the first block that is kept:
 where recent_base > sink_blocks, of the keys before position recent_base*block_size only j < sinks are seen.
 """
