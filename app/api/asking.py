@@ -16,10 +16,10 @@ from starlette.requests import Request
 from app.api.answers import UsageBody, Watched, usage_body, watched
 from app.api.door import Door, check_model, stops
 from app.api.errors import Invalid
+from app.api.prompts import MANY
 from app.api.schemas import MAX_SCORED, Sampling
 from app.generation import Delta, Generation, Service, Stream
 
-MANY = 1 << 18  # ids; more are looked through in a thread
 _LEAST_SEED, _SEEDS = -(2**63), 2**64
 
 

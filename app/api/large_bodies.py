@@ -8,7 +8,7 @@ count refuses is read. What the values mean is the schemas' to say.
 import asyncio
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, TypeVar
 
@@ -18,17 +18,17 @@ from msgspec import Raw, Struct
 from app.api.errors import Invalid
 from app.api.schemas import HARMLESS, NOT_HONOURED, Strict
 from app.api.schemas_requests import (
-    MAX_MESSAGE_STRINGS,
     MAX_MESSAGES,
     MAX_PROMPTS,
+    MAX_STRINGS,
     MAX_TEXT,
     CompletionRequest,
     TokenizeRequest,
 )
 
 LONG = 1 << 15  # bytes; a shorter body is read on the loop: whatever is in it, that takes a few milliseconds
-LONGEST_VARIABLES = 1 << 20  # bytes of JSON for the template's variables
-LONGEST_OTHERS = 2 << 20  # bytes of JSON for all fields that hold no prompt: three times what the limits of each allow
+LONGEST_OTHER = 1 << 16  # bytes of JSON of a field that holds no prompt; what the limits allow of one is under 50,000
+LONGEST_VARIABLES = 1 << 18  # bytes of JSON for the template's variables
 NEUTRAL = 64  # bytes; no neutral value of a field that is not served is longer
 MOST_WAITING = 256 << 20  # bytes of the bodies that wait for their turn
 PORTION = 1 << 18  # bytes of ids that are read without letting go of the interpreter's lock
@@ -36,6 +36,12 @@ PORTION = 1 << 18  # bytes of ids that are read without letting go of the interp
 MESSAGE_NULLS = frozenset(("refusal", "annotations", "audio", "tool_calls", "function_call"))
 """What answers carry in their messages and say nothing with where it is null or empty."""
 
+_LONGER: dict[str, tuple[Any, int]] = {
+    "bad_words": (list[str], 2 << 20),
+    "allowed_token_ids": (list[int], 2 << 20),
+    "chat_template_kwargs": (Any, LONGEST_VARIABLES),
+}
+"""Fields that may be longer than others: what they are lists of, and their bytes, twice what their limits allow."""
 _WANTED = {
     "prompt": f"a text, a list of token ids, or a list of at most {MAX_PROMPTS} of either",
     "tokens": "a list of token ids",
@@ -101,9 +107,11 @@ def fields_of(data: bytes, kind: type[Strict]) -> tuple[dict[str, Any], dict[str
     In their place among the fields stands a short list. Raises Invalid where a field has more of something than any
     request may have, or is unknown, or where the body is no JSON.
     """
+    if strings(data) > 2 * MAX_STRINGS:
+        said = f"the body holds more than {MAX_STRINGS} texts, names of fields included; {MAX_PROMPTS} prompts or "
+        raise Invalid(f"{said}{MAX_MESSAGES} messages, the most there may be, need fewer", None, "invalid_value")
     fields: dict[str, Any] = {}
     ids: dict[str, Any] = {}
-    others: dict[str, bytes] = {}
     for name, value in _parted(data, kind).items():
         if name in _WANTED:
             _prompt(value, name, kind, fields, ids)
@@ -112,9 +120,8 @@ def fields_of(data: bytes, kind: type[Strict]) -> tuple[dict[str, Any], dict[str
         elif name in NOT_HONOURED and len(value) > NEUTRAL:
             raise Invalid(f"the field {name!r} {NOT_HONOURED[name][1]}", name, "unsupported_parameter")
         elif name not in HARMLESS:
-            others[name] = value
-    _check_others(others)
-    return fields | {name: read(value, name) for name, value in others.items()}, ids
+            fields[name] = _other(value, name)
+    return fields, ids
 
 
 def read(value: bytes, name: str | None = None, kind: Any = Any) -> Any:
@@ -165,16 +172,19 @@ def _struct(kind: type[Strict]) -> type[Struct]:
     return msgspec.defstruct(kind.__name__, [(name, Raw, Raw(b"")) for name in names], forbid_unknown_fields=True)
 
 
-def _check_others(others: Mapping[str, bytes]) -> None:
-    """Raises Invalid where the fields that hold no prompt are longer than their limits allow."""
-    variables = len(others.get("chat_template_kwargs", b""))
-    if variables > LONGEST_VARIABLES:
-        said = f"chat_template_kwargs: {variables} bytes of JSON are over the limit of {LONGEST_VARIABLES}"
-        raise Invalid(said, "chat_template_kwargs", "invalid_value")
-    if sum(map(len, others.values())) > LONGEST_OTHERS + variables:
-        name = max(others, key=lambda name: len(others[name]))
-        said = f"{name}: {len(others[name])} bytes of JSON are more than any value of it has; the fields beside the "
-        raise Invalid(f"{said}prompt may have {LONGEST_OTHERS} together", name, "invalid_value")
+def _other(value: bytes, name: str) -> Any:
+    """A field that holds no prompt. Raises Invalid where it is longer than any good value of it."""
+    kind, most = _LONGER.get(name, (Any, LONGEST_OTHER))
+    if len(value) > most:
+        said = f"{name}: {len(value)} bytes of JSON are over the limit of {most} for it"
+        raise Invalid(said, name, "invalid_value")
+    if value[:1] != b"[":
+        return read(value, name)
+    try:
+        return read(value, name, kind)
+    except msgspec.ValidationError as error:
+        said = f"{name}: it must be a list of {'ids' if kind == list[int] else 'texts'}"
+        raise Invalid(f"{said} (given: {_shown(value)})", name, "invalid_value") from error
 
 
 def _prompt(value: bytes, name: str, kind: type[Strict], fields: dict[str, Any], ids: dict[str, Any]) -> None:
@@ -197,8 +207,11 @@ def _prompt(value: bytes, name: str, kind: type[Strict], fields: dict[str, Any],
 
 def _no_prompt(value: bytes, name: str, kind: type[Strict] = CompletionRequest) -> Invalid:
     wanted = "a text" if kind is TokenizeRequest else _WANTED[name]
-    given = value[:60].decode(errors="replace")
-    return Invalid(f"{name}: it must be {wanted} (given: {given})", name, "invalid_value")
+    return Invalid(f"{name}: it must be {wanted} (given: {_shown(value)})", name, "invalid_value")
+
+
+def _shown(value: bytes) -> str:
+    return value[:60].decode(errors="replace")
 
 
 def _texts(value: bytes, name: str) -> Any:
@@ -248,10 +261,6 @@ def _numbers(value: bytes, name: str) -> list[int]:
 
 
 def _messages(value: bytes) -> Any:
-    if strings(value) > 2 * MAX_MESSAGE_STRINGS:
-        said = f"messages: more than {MAX_MESSAGE_STRINGS} strings, names of fields included, are more than "
-        said += f"{MAX_MESSAGES} messages may have"
-        raise Invalid(said, "messages", "invalid_value")
     try:
         read(value, "messages", list[Message])
     except msgspec.ValidationError as error:

@@ -21,6 +21,7 @@ from app.text.detokenizer import Detokenizer
 from app.text.template_process import LONGEST_TEXT
 from app.text.tokenizer import Tokenizer
 
+MANY = 1 << 18  # ids; more are looked through in a thread
 LONG = 4096  # characters; below it encoding takes under a millisecond or two
 HUGE = 1 << 16  # characters; above it only one encoding runs at a time
 LONGEST_TOGETHER = 4 * LONGEST_TEXT  # bytes of the texts of one request
@@ -143,10 +144,14 @@ async def read_prompts(
     texts = [one for one in given if isinstance(one, str)]
     await check_fits(door, retention, texts, "prompt")
     encoded = iter(await encode(tokenizer, texts, add_special))
-    return [
-        Prompt(_begun(tokenizer, next(encoded)), one) if isinstance(one, str) else Prompt(_not_empty(one))
-        for one in given
-    ]
+
+    def made() -> list[Prompt]:
+        return [
+            Prompt(_begun(tokenizer, next(encoded)), one) if isinstance(one, str) else Prompt(_not_empty(one))
+            for one in given
+        ]
+
+    return made() if sum(map(len, given)) <= MANY else await asyncio.to_thread(made)
 
 
 def _begun(tokenizer: Tokenizer, ids: list[int]) -> tuple[int, ...]:

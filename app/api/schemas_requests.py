@@ -12,7 +12,7 @@ from app.api.schemas import MAX_LOGPROBS, MAX_TOKENS, Ids, Sampling, Strict, Tex
 MAX_PROMPTS = 512
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096
-MAX_MESSAGE_STRINGS = 1 << 18
+MAX_STRINGS = 1 << 18
 MAX_TEXT = 1 << 20
 
 Prompt = Text | Ids | Texts | Annotated[list[Ids], Field(fail_fast=True)]

@@ -11,13 +11,13 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from app.api.answers import Detokenized, Piece, Tokenized
-from app.api.asking import MANY, door_of
+from app.api.asking import door_of
 from app.api.bodies import read_body
 from app.api.conversations import render
 from app.api.documentation import documented
 from app.api.errors import Invalid
 from app.api.events import encoder
-from app.api.prompts import LONG, check_sizes, in_thread
+from app.api.prompts import LONG, MANY, check_sizes, in_thread
 from app.api.schemas_requests import DetokenizeRequest, TokenizeRequest
 from app.text.tokenizer import Tokenizer
 

@@ -88,7 +88,16 @@ SHAPES = {
     "allowed ids": ("CompletionRequest", b'{"prompt":"x","allowed_token_ids":[', b"1", b"]}"),
     "retention": ("CompletionRequest", b'{"prompt":"x","retention":[', b"[]", b"]}"),
     "tools": ("CompletionRequest", b'{"prompt":"x","tools":[', b"{}", b"]}"),
+    "names, again and again": ("CompletionRequest", b"{", b'"n":1', b"}"),
     "metadata": ("CompletionRequest", b'{"prompt":"x","metadata":[', b"[]", b"]}"),
+    "lists in a short field": ("CompletionRequest", b'{"prompt":"x","seed":[', b"[[]]", b"]}", 65_000),
+    "lists for the template": (
+        "ChatRequest",
+        b'{"messages":[{"role":"user","content":"x"}],"chat_template_kwargs":{"a":[',
+        b"[]",
+        b"]}}",
+        262_000,
+    ),
     "a list": ("CompletionRequest", b"[", b"{}", b"]"),
     "messages of nothing": ("ChatRequest", b'{"messages":[', b"{}", b"]}"),
     "messages": ("ChatRequest", b'{"messages":[', b'{"role":"user"}', b"]}"),
@@ -104,7 +113,7 @@ SHAPES = {
     "detokenize lists": ("DetokenizeRequest", b'{"tokens":[', b"[]", b"]}"),
     "detokenize objects": ("DetokenizeRequest", b'{"tokens":[', b"{}", b"]}"),
 }
-TAKEN = {"prompt of ids", "prompt of long ids", "escapes", "metadata"}
+TAKEN = {"prompt of ids", "prompt of long ids", "escapes", "metadata", "lists for the template"}
 
 
 def filled(before, item, after, size=16 << 20):
@@ -136,7 +145,7 @@ def test_no_shape_of_a_body_holds_up_the_loop_or_fills_the_memory():
         (CompletionRequest, "prompt of texts", "prompt", "a list of at most 512 of either"),
         (CompletionRequest, "prompt of objects", "prompt", "(given: [{},{},"),
         (CompletionRequest, "unknown fields", "k0", "the field 'k0' is not known here"),
-        (CompletionRequest, "logit_bias", "logit_bias", "entries are more than the limit of 1024"),
+        (CompletionRequest, "logit_bias", "logit_bias", "bytes of JSON are over the limit of 65536"),
         (CompletionRequest, "tools", "tools", "not served yet"),
         (CompletionRequest, "a list", None, "must be a JSON object"),
         (ChatRequest, "messages", "messages", "at most 4096 items"),
@@ -158,10 +167,19 @@ def test_refusals_of_long_bodies_name_the_field(kind, shape, param, words):
 
 
 def test_limits_that_only_long_bodies_reach():
-    many = {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"a": "x" * (1 << 20)}}
+    many = {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"a": "x" * (1 << 18)}}
     for kind, body, param, words in (
-        (CompletionRequest, {"prompt": "x", "stop": "x" * (2 << 20)}, "stop", "2097152 together"),
-        (ChatRequest, many, "chat_template_kwargs", "over the limit of 1048576"),
+        (CompletionRequest, {"prompt": "x", "stop": "x" * (1 << 16)}, "stop", "over the limit of 65536"),
+        (ChatRequest, many, "chat_template_kwargs", "over the limit of 262144"),
+        (CompletionRequest, {"prompt": "x", "bad_words": [[]] * 20_000}, "bad_words", "must be a list of texts"),
+        (
+            CompletionRequest,
+            {"prompt": "x", "allowed_token_ids": ["a"] * 20_000},
+            "allowed_token_ids",
+            "of ids (given: [",
+        ),
+        (CompletionRequest, {"prompt": ["a"] * 600_000}, None, "more than 262144 texts"),
+        (ChatRequest, {"messages": [{"role": "user"}] * 280_000}, None, "or 4096 messages, the most"),
         (DetokenizeRequest, {"tokens": [1] * ((1 << 20) + 1)}, "tokens", "1048577 ids are over the limit of 1048576"),
         (CompletionRequest, {"prompt": [10**5000] * 20}, "prompt", "thousands of digits"),
     ):
