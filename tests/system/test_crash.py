@@ -1,6 +1,7 @@
 """A worker dies, hangs, or is killed by a request: no token is lost or repeated, and only the guilty fail."""
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -149,6 +150,8 @@ async def test_poison_fails_alone(fake_server):
     values = server.metrics()
     assert values["requests_poisoned_total"] == 1
     assert values["worker_restarts_total"] == 2
+    told = [json.loads(line) for line in server.log.read_text().splitlines() if '"request poisoned"' in line]
+    assert [(line["request_id"], line["workers_ended"]) for line in told] == [(poison.headers["x-request-id"], 2)]
 
 
 async def test_one_of_several_workers_dies_and_its_streams_move(fake_server):
