@@ -100,18 +100,19 @@ def _too_long(submit: Submit, limits: Limits) -> _Finding | None:
         return None
     length = len(submit.prompt)
     room = 0 if submit.params.max_tokens == 0 else 1
+    policy = next((name for name in ("sinks", "restart") if name in limits.policies), "")
+    stream = f", or stream it with retention policy {policy!r}" if policy else ""
     if length + room > limits.context:
         return (
             "context",
-            f"the prompt has {length} tokens and the model's context is {limits.context}: shorten it, or stream it "
-            "with retention policy 'sinks'",
+            f"the prompt has {length} tokens and the model's context is {limits.context}: shorten it{stream}",
             "prompt",
         )
     if length + room > limits.pool_tokens:
         return (
             "kv_pool",
-            f"the prompt has {length} tokens and the KV pool holds {limits.pool_tokens}: shorten it, stream it with "
-            "retention policy 'sinks', or start the server with a larger cache",
+            f"the prompt has {length} tokens and the KV pool holds {limits.pool_tokens}: shorten it{stream}, or start "
+            "the server with a larger cache",
             "prompt",
         )
     return None

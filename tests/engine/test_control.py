@@ -122,6 +122,11 @@ def test_a_prompt_over_the_context_is_pointed_to_sinks_and_taken_under_them():
     assert "'sinks'" in answer.message
     assert isinstance(bench.submit("a", prompt_of(300), retention=SINKS), Accepted)
     bench.run()
+    for policies, said in (
+        (("none", "restart"), "shorten it, or stream it with retention policy 'restart'"),
+        (("none",), "shorten it"),
+    ):
+        assert Bench(context=64, policies=policies).submit("a", prompt_of(300)).message.endswith(said)
 
 
 def test_a_prompt_that_just_fits_is_taken():
