@@ -31,6 +31,7 @@ _KNOWN_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OP
 _BODILESS = frozenset(("GET", "HEAD", "OPTIONS", "TRACE", "CONNECT"))
 _LENGTH = re.compile(rb"[0-9]{1,19}")
 _CLIENT_GONE = 499
+_CLIENT_LEFT = "client_left"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ class Gate:
             state["error"] = turned.code
             await _refuse(answer, turned)
         except _Gone:
-            status = _CLIENT_GONE
+            status, state["error"] = _CLIENT_GONE, _CLIENT_LEFT
         finally:
             self._finish(scope["method"], inner, status or 500, time.perf_counter() - started)
             for name in ("send", "chunks"):  # they know the connection, which knows the state: no circle is left
@@ -205,7 +206,9 @@ class Gate:
                 gone.set()
                 route.cancel()
                 await asyncio.wait((route,))
-            if not route.cancelled():
+            if route.cancelled():
+                scope["state"].setdefault("error", _CLIENT_LEFT)  # its stream may have broken off before
+            else:
                 route.result()
         finally:
             watch.cancel()

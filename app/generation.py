@@ -5,6 +5,7 @@ started. Routes use only this module: `async with service.open(Generation(...)) 
 """
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -130,8 +131,9 @@ class Service:
     async def open_all(self, generations: Sequence[Generation]) -> AsyncIterator[list[Stream]]:
         """One stream for each prompt of one request, all open or none; leaving the block cancels what still runs.
 
-        All are placed at once, so that they are accepted together. Raises Refused before anything is streamed:
-        400, 429 (a full queue) or 503 (loading, draining). What is raised inside the block ends them all as broken.
+        All are placed at once, so that they are accepted together. Raises Refused before anything is streamed: 400, 429
+        (a full queue) or 503 (loading, draining). Where no worker says anything for `silence` seconds, they are open
+        without it: the client must hear that somebody is there. What is raised inside the block ends them as broken.
         """
         streams: list[Stream] = []
         deadlines: list[asyncio.TimerHandle] = []
@@ -143,8 +145,10 @@ class Service:
                     deadlines += self._deadlines(streams[-1], generation)
                 for stream in streams:
                     stream.place()
-                for stream in streams:
-                    await stream.accepted()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._admission.silence):
+                        for stream in streams:
+                            await stream.accepted()
             except Refused as refused:
                 for stream in streams:
                     stream.refused = True

@@ -303,8 +303,11 @@ class Stream:
                 raise Broken(event.message, event.reason, 400)
             raise Broken(event.message)
         elif isinstance(event, Rejected):
-            again = "the stream could not be taken up again: " if event.attempt > 1 else ""
-            raise Broken(again + event.message, event.reason, _REJECTION_STATUS.get(event.reason, 503), 1)
+            if event.attempt == 1:
+                status = _REJECTION_STATUS.get(event.reason, 400)
+                raise Broken(event.message, event.reason, status, None if status == 400 else 1)
+            text = f"the stream could not be taken up again: {event.message}"
+            raise Broken(text, event.reason, _REJECTION_STATUS.get(event.reason, 503), 1)
 
     def _row(self, row: Row) -> None:
         if row.prompt_logprobs:

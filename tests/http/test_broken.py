@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 
+import httpx
 import pytest
 
 from app import logs
@@ -98,6 +99,21 @@ def test_what_is_refused_has_its_code_in_the_access_line(served, lines):
     (request,) = lines(served.post("/nowhere", {}))
     assert (request["status"], request["error"]) == (404, "not_found")
     (request,) = lines(served.post("/v1/completions", {"prompt": "x", "max_tokens": 1}))
+    assert "error" not in request
+
+
+@both
+def test_a_client_that_leaves_its_stream_is_told_from_one_that_stays(serve, lines, path, body):
+    served = serve(delay=0.02)
+    with (
+        httpx.Client(base_url=served.url, timeout=10) as http,
+        http.stream("POST", path, json={**body, "max_tokens": 2000, "stream": True}) as response,
+    ):
+        chunks = response.iter_raw()  # kept: the response closes with its iterator
+        next(chunks)
+    (request,) = lines(response)
+    assert (request["status"], request["error"]) == (200, "client_left")
+    (request,) = lines(served.post(path, {**body, "max_tokens": 5, "stream": True}))
     assert "error" not in request
 
 

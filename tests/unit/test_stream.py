@@ -6,7 +6,7 @@ import time
 import pytest
 
 from app.generation import HEARTBEAT, Admission, Broken, Refused
-from model.protocol import Failed, Retention
+from model.protocol import Failed, Rejected, Retention
 from tests.stream_bench import Bench, ask, collect, finish, text_of
 from tests.tiny_text import byte_tokenizer
 
@@ -192,6 +192,19 @@ async def test_a_silent_stream_gets_heartbeats(tokenizer):
         bench.pool.wake.set()
         rest = [delta async for delta in stream]
     assert sum(len(d.tokens) for d in rest if d.choice >= 0) == 2
+
+
+async def test_a_stream_opens_after_silence_though_no_worker_has_accepted_it(tokenizer):
+    bench = Bench(tokenizer, Admission(silence=0.1))
+    bench.pool.place = lambda submit, inbox: None
+    for reason, status, retry in (("queue_full", 429, 1), ("too_long", 400, None)):
+        async with bench.running(), bench.service.open(ask()) as stream:
+            stream.reader.last_write = time.monotonic()
+            assert await anext(stream) is HEARTBEAT
+            stream.inbox.put(Rejected("r", 1, reason, "no room"))
+            with pytest.raises(Broken, match=r"^no room$") as caught:
+                await anext(stream)
+        assert (caught.value.status, caught.value.retry_after) == (status, retry)
 
 
 async def test_a_slow_reader_is_ended_and_memory_stays_bounded(tokenizer):
