@@ -115,7 +115,7 @@ def fields_of(data: bytes, kind: type[Strict]) -> tuple[dict[str, Any], dict[str
     for name, value in _parted(data, kind).items():
         if name in _WANTED:
             _prompt(value, name, kind, fields, ids)
-        elif name == "messages":
+        elif name == "messages" and value != b"null":
             fields[name] = _messages(value)
         elif name in NOT_HONOURED and len(value) > NEUTRAL:
             raise Invalid(f"the field {name!r} {NOT_HONOURED[name][1]}", name, "unsupported_parameter")

@@ -13,6 +13,7 @@ from app.api import bodies
 from app.api.bodies import parse_body
 from app.api.errors import Invalid
 from app.api.large_bodies import LONG, Turns, strings
+from app.api.schemas import HARMLESS, NOT_HONOURED
 from app.api.schemas_requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from tests.http.reading import error_of
 from tests.http.test_refusals import CHAT_WRONG, WRONG
@@ -24,6 +25,7 @@ MEASURE = """
 import asyncio, json, resource, time
 from app.api.bodies import read_body
 from app.api.errors import Invalid
+from app.api.schemas import HARMLESS, NOT_HONOURED
 from app.api.schemas_requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from starlette.requests import Request
 from tests.http.test_large_bodies import SHAPES, filled
@@ -220,6 +222,7 @@ GOOD = [
     (TokenizeRequest, {"prompt": "나" * 100_000}),
     (TokenizeRequest, {"messages": [{"role": "user", "content": "x"}] * 3, "prompt": None}),
     (DetokenizeRequest, {"tokens": list(range(200_000)), "model": "fake"}),
+    (TokenizeRequest, {"prompt": "x" * 40_000, "messages": None, "chat_template_kwargs": None, "model": None}),
     (DetokenizeRequest, {"tokens": []}),
 ]
 
@@ -248,6 +251,41 @@ def test_what_is_wrong_with_a_short_body_is_wrong_with_a_long_one(monkeypatch):
         assert (long is None) == (short is None), data[:100]
         if short and short.param:
             assert long.param.split(".")[:1] == short.param.split(".")[:1], data[:100]
+
+
+PLAIN = {
+    CompletionRequest: {"prompt": "Hi"},
+    ChatRequest: {"messages": [{"role": "user", "content": "Hi"}]},
+    TokenizeRequest: {"prompt": "Hi"},
+    DetokenizeRequest: {"tokens": [1]},
+}
+VALUES = [
+    None, 0, -1, True, 1.0, 1.5, "", "a", [], ["a"], [1], [1.0], [True], [None], [[]], [[1]], [["a"]], [["a"], "b"],
+    [1, [1]], [[1], 1], [[1], [[1]]], [{}], {}, {"a": 1}, {"5": 1}, {"5": None}, {"type": "text"}, ["text"],
+    *(
+        [{"role": "user", **message}]
+        for message in (
+            {"content": None}, {"content": []}, {"content": [{"type": "text", "text": "a"}]},
+            {"content": [{"type": "text"}]}, {"content": [{"type": "text", "text": "a", "x": 1}]},
+            {"content": "x", "refusal": None, "annotations": [], "name": None, "function_call": None},
+            {"content": "x", "refusal": "no"}, {"content": "x", "function_call": {}}, {"content": "x", "role": "tool"},
+        )
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", PLAIN, ids=lambda kind: kind.__name__)
+def test_every_field_takes_and_refuses_the_same_in_long_bodies(monkeypatch, kind):
+    for name in (*kind.model_fields, *HARMLESS, *NOT_HONOURED, "unknown"):
+        for value in VALUES:
+            data = json.dumps({**PLAIN[kind], name: value}).encode()
+            monkeypatch.setattr(bodies, "LONG", len(data))
+            short = _refusal(data, kind)
+            monkeypatch.setattr(bodies, "LONG", 0)
+            long = _refusal(data, kind)
+            assert (long is None) == (short is None), data
+            if short is not None:
+                assert (long.param or "").split(".")[0] == (short.param or "").split(".")[0], data
 
 
 def _refusal(data, kind):
