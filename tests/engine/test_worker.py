@@ -173,6 +173,32 @@ def test_a_crowd_that_comes_and_goes_during_one_step_is_heard_at_its_end(start, 
     assert steps <= 2, "the one that ran, and one that began while the crowd was read"
 
 
+LOADS_FOR_EVER = """
+import socket, sys, time
+from model.wire import BlockingConnection
+from model.worker import Heart
+door = socket.socket(socket.AF_UNIX)
+door.connect(sys.argv[1])
+Heart(BlockingConnection(door)).start()
+time.sleep(600)
+"""
+
+
+def test_it_says_that_it_lives_before_it_has_loaded(short_folder):
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(short_folder / "worker"))
+        server.listen()
+        server.settimeout(PATIENCE)
+        command = [sys.executable, "-c", LOADS_FOR_EVER, str(short_folder / "worker")]
+        with subprocess.Popen(command, cwd=ROOT) as process:
+            connection, _ = server.accept()
+            with connection:
+                connection.settimeout(PATIENCE)
+                (length,) = struct.unpack(">I", connection.recv(4))
+                assert msgspec.msgpack.decode(connection.recv(length), type=Up) == Beat(0, 0.0, 0.0)
+            assert process.wait(PATIENCE) == 0, "nobody is left to load for"
+
+
 def test_drained_it_finishes_and_ends(start, default_model):
     line = start(default_model)
     line.receive(Ready)
