@@ -267,8 +267,7 @@ class Service:
                 silent = now - reader.last_write >= silence and not reader.behind
                 if silent and stream.unfinished and reader not in told:
                     told.add(reader)
-                    if stream.inbox.empty:
-                        stream.inbox.put(Pulse())
+                    stream.inbox.put(Pulse())  # beside what may lie there: that may show nothing
 
     async def drain(self, grace: float) -> None:
         """Refuse new work, let running streams finish for `grace` seconds, then end each with one clear error."""

@@ -122,11 +122,6 @@ class Inbox:
         if waiter is not None:
             waiter.set_result(None)
 
-    @property
-    def empty(self) -> bool:
-        """The consumer has taken everything."""
-        return not self._events
-
     async def take(self) -> list[Event]:
         """Everything that has arrived, waiting for the first; [] where the listener took it and wants to be seen."""
         if not self._events:
