@@ -175,7 +175,7 @@ async def test_what_goes_wrong_is_one_short_sentence(tokenizer, source, says, ca
         start = time.monotonic()
         with pytest.raises(TemplateRefused, match=says) as refused:
             await made.render(HI)
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 15, "on a busy machine, and below the limit of 20"
     assert len(str(refused.value)) < 1100
     assert capfd.readouterr().err == ""
 
