@@ -135,7 +135,7 @@ class Door:
         explicit = body.model_fields_set & {"max_tokens", "max_completion_tokens"}
         if numbers:
             most = numbers.pop()
-            if retention.policy != "none" and length <= longest < length + most:
+            if retention.policy != "none" and length < longest < length + most:
                 name = "max_completion_tokens" if body.max_tokens is None else "max_tokens"
                 text = (
                     f"{name} ({most}) after a prompt of {length} tokens is over the longest stream, {longest} (--max-"

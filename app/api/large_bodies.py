@@ -18,7 +18,6 @@ from msgspec import Raw, Struct
 from app.api.errors import Invalid
 from app.api.schemas import HARMLESS, NOT_HONOURED, Strict
 from app.api.schemas_requests import (
-    MAX_MESSAGES,
     MAX_PROMPTS,
     MAX_STRINGS,
     MAX_TEXT,
@@ -108,8 +107,8 @@ def fields_of(data: bytes, kind: type[Strict]) -> tuple[dict[str, Any], dict[str
     request may have, or is unknown, or where the body is no JSON.
     """
     if strings(data) > 2 * MAX_STRINGS:
-        said = f"the body holds more than {MAX_STRINGS} texts, names of fields included; {MAX_PROMPTS} prompts or "
-        raise Invalid(f"{said}{MAX_MESSAGES} messages, the most there may be, need fewer", None, "invalid_value")
+        said = f"the body holds more than {MAX_STRINGS} texts, names of fields included; send fewer messages or parts"
+        raise Invalid(said, None, "invalid_value")
     fields: dict[str, Any] = {}
     ids: dict[str, Any] = {}
     for name, value in _parted(data, kind).items():

@@ -13,8 +13,9 @@ def test_an_endless_stream_ends_at_the_servers_bound(serve):
     chunks = events(served.post(COMPLETIONS, {**body, "stream_options": {"include_usage": True}}))
     assert chunks[-1]["usage"]["completion_tokens"] == 299
     assert chunks[-1]["usage"]["tokens_evicted"] == 300 - 68
-    error = error_of(served.post(COMPLETIONS, {**body, "prompt": "x" * 300}))
-    assert error["param"] == "prompt"
+    for most in (None, 1):
+        error = error_of(served.post(COMPLETIONS, {**body, "prompt": "x" * 300, "max_tokens": most}))
+        assert (error["param"], error["message"]) == ("prompt", "the prompt has 300 tokens, and a stream ends at 300")
 
 
 def test_no_length_that_was_asked_for_is_cut(serve):
