@@ -181,7 +181,7 @@ def test_limits_that_only_long_bodies_reach():
             "of ids (given: [",
         ),
         (CompletionRequest, {"prompt": ["a"] * 600_000}, None, "more than 262144 texts"),
-        (ChatRequest, {"messages": [{"role": "user"}] * 280_000}, None, "or 4096 messages, the most"),
+        (ChatRequest, {"messages": [{"role": "user"}] * 280_000}, None, "send fewer messages or parts"),
         (DetokenizeRequest, {"tokens": [1] * ((1 << 20) + 1)}, "tokens", "1048577 ids are over the limit of 1048576"),
         (CompletionRequest, {"prompt": [10**5000] * 20}, "prompt", "thousands of digits"),
     ):
